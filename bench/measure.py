@@ -15,7 +15,7 @@ from typing import NamedTuple
 import psutil  # type: ignore[import-untyped]
 from scipy.special import stdtrit
 
-from errors import UserError
+from peclr_dali.errors import UserError
 
 
 class MeanInterval(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
-from bounds import LARGEST_COUNT
-from errors import UserError
-from train.commands.options import FILE, FiniteRange, IntegerRange
+from peclr_dali.bounds import LARGEST_COUNT
+from peclr_dali.errors import UserError
+from peclr_dali.train.commands.options import FILE, FiniteRange, IntegerRange
 
 F = TypeVar("F", bound=Callable[..., Any])
 ROUNDS = IntegerRange(2, LARGEST_COUNT)
@@ -23,7 +23,7 @@ def _rows(context: click.Context, parameter: click.Parameter, path: Path | None)
     """Check that a row can be appended to a file, before anything is measured."""
     if path is None:
         return None
-    from bench import rows  # imported late, so that --help is fast
+    from peclr_dali.bench import rows  # imported late, so that --help is fast
 
     try:
         rows.require_appendable(path)
@@ -47,7 +47,7 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def with_output(as_json: bool, record: Path | None, **options: Any) -> None:
         def tell(row: dict[str, Any], *shown: Any) -> None:
-            from bench import rows  # imported late, so that --help is fast
+            from peclr_dali.bench import rows  # imported late, so that --help is fast
 
             if as_json:
                 click.echo(json.dumps(row))

@@ -6,10 +6,10 @@ from collections.abc import Generator
 
 import torch
 
-from pipelines.loader import Loader
-from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order
-from train.config.pretraining import Config
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
+from peclr_dali.train.config.pretraining import Config
 
 
 def make_endless_loader(index: Index, config: Config, batch: int, device: torch.device) -> Loader:

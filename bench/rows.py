@@ -19,9 +19,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from errors import UserError
-from machine.cores import available_cores
-from parsing import parse_json, regular
+from peclr_dali.errors import UserError
+from peclr_dali.machine.cores import available_cores
+from peclr_dali.parsing import parse_json, regular
 
 Row = Mapping[str, Any]
 
@@ -32,7 +32,7 @@ def describe_machine() -> dict[str, str | int]:
     """Date, processor, cores, memory, GPU, versions and commit."""
     import torch  # only here: its import takes seconds, and a file of rows is checked before
 
-    from train.runs.folder import versions
+    from peclr_dali.train.runs.folder import versions
 
     cpu = re.search(r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)  # psutil lacks it
     found: dict[str, str | int] = {

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from examples.loop import draw_shapes, options
-from models.losses import LOSSES
-from models.losses.loss import Loss, require_pairs
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.pretrain import pretrain
+from peclr_dali.models.losses import LOSSES
+from peclr_dali.models.losses.loss import Loss, require_pairs
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.pretrain import pretrain
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from examples.loop import draw_shapes, options, small_network
-from models.losses.vicreg import VICReg
-from pipelines import Batch, ColourConfig, GeometryConfig, make_loader
-from train import ExactStep
+from peclr_dali.models.losses.vicreg import VICReg
+from peclr_dali.pipelines import Batch, ColourConfig, GeometryConfig, make_loader
+from peclr_dali.train import ExactStep
 
 
 def main() -> None:

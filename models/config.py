@@ -1,4 +1,4 @@
-"""Configuration of the networks. The losses have theirs in `models.losses`.
+"""Configuration of the networks. The losses have theirs in `peclr_dali.models.losses`.
 
 This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
@@ -11,16 +11,18 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from bounds import Width, one_of
-from errors import UserError
-from skeleton import SKELETONS
+from peclr_dali.bounds import Width, one_of
+from peclr_dali.errors import UserError
+from peclr_dali.skeleton import SKELETONS
 
 Variant = Literal["paper", "upstream", "direct", "none"]
 Extent = Literal["axis", "scalar"]
 
 ENCODERS: Final = {
-    **dict.fromkeys(("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"), "models.encoders:ResNet"),
-    "timm/": "models.timm_encoder:TimmEncoder",
+    **dict.fromkeys(
+        ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"), "peclr_dali.models.encoders:ResNet"
+    ),
+    "timm/": "peclr_dali.models.timm_encoder:TimmEncoder",
 }
 """Name of an encoder, or of a family up to its slash -> "module:class" of its `Encoder`, imported when it is built."""
 

@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 import torchvision
 from torch import Tensor, nn
 
-from errors import UserError
-from errors.terminal import in_one_line
-from models.config import WEIGHTS_EXPECTED, EncoderConfig, encoder_class
-from models.weights import check_state, encoder_state, read_weights
+from peclr_dali.errors import UserError
+from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.models.config import WEIGHTS_EXPECTED, EncoderConfig, encoder_class
+from peclr_dali.models.weights import check_state, encoder_state, read_weights
 
 
 class Encoder(nn.Module):
@@ -24,7 +24,7 @@ class Encoder(nn.Module):
     Attributes:
         feature_dim: C, the length of a feature vector.
         inner: the attribute that holds the network; a checkpoint calls its tensors "encoder.INNER.NAME". These are the
-            two prefixes by which `models.weights` recognises a checkpoint.
+            two prefixes by which `peclr_dali.models.weights` recognises a checkpoint.
         library: the library whose tensor names are used.
         classifier: prefixes of the tensor names that are left out in loading.
     """
@@ -35,7 +35,7 @@ class Encoder(nn.Module):
     classifier: tuple[str, ...] = ()
 
     def forward(self, image: Tensor) -> Tensor:
-        """Pooled features: (N, 3, S, S) float, normalised as `models.network.Normalize` does, to (N, feature_dim)."""
+        """Pooled features: (N, 3, S, S) float, normalised as `peclr_dali.models.network.Normalize` does, to (N, feature_dim)."""
         features: Tensor = getattr(self, self.inner)(image)
         return features
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.losses.loss import require_pairs
-from models.losses.nt_xent import TILE_ELEMENTS
+from peclr_dali.models.losses.loss import require_pairs
+from peclr_dali.models.losses.nt_xent import TILE_ELEMENTS
 
 
 class Health(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models.config import EncoderConfig, ProjectorConfig
-from models.encoders import Encoder, build_encoder
+from peclr_dali.models.config import EncoderConfig, ProjectorConfig
+from peclr_dali.models.encoders import Encoder, build_encoder
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.config import PoseConfig
-from models.encoders import Encoder
-from models.network import Normalize
-from skeleton import HAND, SKELETONS
+from peclr_dali.models.config import PoseConfig
+from peclr_dali.models.encoders import Encoder
+from peclr_dali.models.network import Normalize
+from peclr_dali.skeleton import HAND, SKELETONS
 
 ROOT_DEPTH_RANGE = (4.0, 50.0)
 """Range of scale-normalised root depths in the authors' code: 12 cm to 1.5 m for a bone of 3 cm."""
@@ -52,7 +52,7 @@ def view_intrinsics(intrinsics: Tensor, source_to_view_px: Tensor) -> Tensor:
 
     Args:
         intrinsics: (N, 3, 3) K of the source in pixels, corner-based, last row (0, 0, 1).
-        source_to_view_px: (N, 2, 3) A, as `pipelines.batch.View` holds it.
+        source_to_view_px: (N, 2, 3) A, as `peclr_dali.pipelines.batch.View` holds it.
 
     Returns:
         (N, 3, 3), in the dtype of `intrinsics`. It has off-diagonal terms if A rotates.

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from errors import UserError
-from errors.terminal import in_one_line
-from models.encoders import Encoder
-from models.network import IMAGENET_MEAN, IMAGENET_STD
+from peclr_dali.errors import UserError
+from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.models.encoders import Encoder
+from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from errors import UserError
-from skeleton import HAND, hand_rows
+from peclr_dali.errors import UserError
+from peclr_dali.skeleton import HAND, hand_rows
 
 State = dict[str, Tensor]
 Naming = Literal["torchvision", "pose_published", "lightning", "ours", "ours_no_resnet"]

@@ -7,15 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipelines.batch import Batch as Batch
-    from pipelines.batch import View as View
-    from pipelines.config import DataConfig as DataConfig
-    from pipelines.config import PipelinesConfig as PipelinesConfig
-    from pipelines.loader.epoch_loader import EpochLoader as EpochLoader
-    from pipelines.loader.epoch_loader import make_loader as make_loader
-    from pipelines.views.augmentation import AppearanceConfig as AppearanceConfig
-    from pipelines.views.augmentation import ColourConfig as ColourConfig
-    from pipelines.views.augmentation import GeometryConfig as GeometryConfig
+    from peclr_dali.pipelines.batch import Batch as Batch
+    from peclr_dali.pipelines.batch import View as View
+    from peclr_dali.pipelines.config import DataConfig as DataConfig
+    from peclr_dali.pipelines.config import PipelinesConfig as PipelinesConfig
+    from peclr_dali.pipelines.loader.epoch_loader import EpochLoader as EpochLoader
+    from peclr_dali.pipelines.loader.epoch_loader import make_loader as make_loader
+    from peclr_dali.pipelines.views.augmentation import AppearanceConfig as AppearanceConfig
+    from peclr_dali.pipelines.views.augmentation import ColourConfig as ColourConfig
+    from peclr_dali.pipelines.views.augmentation import GeometryConfig as GeometryConfig
 
 _MODULES = {
     "Batch": "batch",

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from errors import UserError
-from pipelines.to_device import to_device
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.to_device import to_device
 
 
 @dataclass(eq=False)

@@ -14,11 +14,22 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from bounds import Count, Factor, Fraction, Gigabytes, Positive, PositiveFraction, Queue, Seed, Threads, one_of
-from errors import UserError
+from peclr_dali.bounds import (
+    Count,
+    Factor,
+    Fraction,
+    Gigabytes,
+    Positive,
+    PositiveFraction,
+    Queue,
+    Seed,
+    Threads,
+    one_of,
+)
+from peclr_dali.errors import UserError
 
 SOURCES: Final = {
-    name: f"pipelines.sources.{name}:load_{name}"
+    name: f"peclr_dali.pipelines.sources.{name}:load_{name}"
     for name in ("freihand", "youtube3d", "ho3d", "dexter_object", "coco", "folder", "shards")
 }
 """Layout -> "module:function" that makes an `Index` from a `DataConfig`; imported when it is called."""

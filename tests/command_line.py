@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from cli import main
+from peclr_dali.cli import main
 
 
 def as_options(settings: Iterable[str]) -> list[str]:

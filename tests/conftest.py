@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from machine.compiled import choose_cache_folder
+from peclr_dali.machine.compiled import choose_cache_folder
 
 choose_cache_folder()
 torch.set_num_threads(1)  # tests run side by side; one thread each also makes sums reproducible
@@ -27,7 +27,7 @@ def record(request: pytest.FixtureRequest) -> Record:
 
     def write(name: str, **figures: Any) -> None:
         if request.config.getoption("--record"):
-            from bench.rows import append, describe_machine
+            from peclr_dali.bench.rows import append, describe_machine
 
             file = request.config.getoption("--record-to") / f"{name}.jsonl"
             append(file, {"bench": name, "machine": describe_machine(), **figures})

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.runs.log import configure_logging
 from tests.command_line import as_options, run_cli
 from tests.pipelines.sources import layouts
 from tests.train import tiny_run
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.runs.log import configure_logging
 
 ROOT = Path(__file__).parents[1]
 
@@ -165,7 +165,7 @@ def test_any_error_of_the_system_is_one_line(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "closed" / "a"))
 
-    monkeypatch.setattr("train.data.preview.preview", refuse)
+    monkeypatch.setattr("peclr_dali.train.data.preview.preview", refuse)
     assert run_cli("views", "out.png") == 2
     assert capsys.readouterr().err == (
         f"error: {tmp_path}/closed/a: Permission denied. Check the path and its permissions\n"

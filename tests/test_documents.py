@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from errors import UserError
-from models.losses import LOSSES
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.config.tables import flatten, to_dict
+from peclr_dali.errors import UserError
+from peclr_dali.models.losses import LOSSES
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.config.tables import flatten, to_dict
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "networks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

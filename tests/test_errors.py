@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from errors.refused import as_size, machine_error_line
-from pipelines.loader.buffers import PixelBuffers
+from peclr_dali.errors.refused import as_size, machine_error_line
+from peclr_dali.pipelines.loader.buffers import PixelBuffers
 from tests.train.tiny_step import exact_step, images, network
 
 HUGE = 2**55

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from models.losses import LOSSES
+from peclr_dali.models.losses import LOSSES
+from peclr_dali.train.pose.pose_run import load_pose_run
 from tests.command_line import run_cli
 from tests.train import tiny_hands
 from tests.train.narrow import narrow_resnet18
-from train.pose.pose_run import load_pose_run
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(file for file in (ROOT / "examples").glob("*.py") if file.name != "__init__.py")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.samples.shares import micro_batch_share
-from train.config.load import load_config
-from train.config.pretraining import Config
+from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
 
 SCRIPT = Path(__file__).parents[1] / "launch" / "pretrain.slurm"
 STAND_INS = {

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from skeleton import BODY, FINGERS, HAND, SKELETONS, HandOrder, Skeleton, hand_rows
+from peclr_dali.skeleton import BODY, FINGERS, HAND, SKELETONS, HandOrder, Skeleton, hand_rows
 
 # Indices as their sources number them, written out: FreiHAND's and MANO's own, and those of the authors' test code.
 WHERE = {

@@ -97,23 +97,23 @@ def test_imports_run_one_way() -> None:
 @pytest.mark.parametrize(
     ("owner", "source"),
     [
-        ("pipelines", "from models.losses.nt_xent import NTXent"),
+        ("pipelines", "from peclr_dali.models.losses.nt_xent import NTXent"),
         ("pipelines", "import train.config"),
-        ("models", "from pipelines.batch import View"),
+        ("models", "from peclr_dali.pipelines.batch import View"),
         ("models", "def f():\n    from nvidia.dali import fn"),
         ("train", "from nvidia import dali"),
         ("train", "import bench.loaders.peers"),
-        ("bench", "from experiments.config import load_experiment"),
+        ("bench", "from peclr_dali.experiments.config import load_experiment"),
         ("models", "import torch.distributed as dist"),
         ("pipelines", "import torch\ntorch.distributed.barrier()"),
         ("cli", "from torch.distributed import barrier"),
-        ("errors", "from pipelines.index import Index"),
-        ("pipelines", "from synthetic import make_dataset"),
-        ("synthetic", "from pipelines.index import Index"),
+        ("errors", "from peclr_dali.pipelines.index import Index"),
+        ("pipelines", "from peclr_dali.synthetic import make_dataset"),
+        ("synthetic", "from peclr_dali.pipelines.index import Index"),
         ("pipelines", "from tests.pipelines.reference import warp"),
         ("bench", "def f():\n    import tests.pipelines.harness"),
         ("examples", "from tests import command_line"),
-        ("tools", "from errors import UserError"),
+        ("tools", "from peclr_dali.errors import UserError"),
         ("cli", "import tests"),
     ],
 )
@@ -130,10 +130,10 @@ def imported_by_oracle(source: str) -> set[str]:
 def test_the_oracle_imports_nothing_that_it_checks() -> None:
     source = (ROOT / "tests" / "pipelines" / "reference.py").read_text(encoding="utf-8")
     assert imported_by_oracle(source) == set()
-    assert imported_by_oracle("from pipelines.views.draws import Draw, draw_view") == {
-        "pipelines.views.draws.draw_view"
+    assert imported_by_oracle("from peclr_dali.pipelines.views.draws import Draw, draw_view") == {
+        "peclr_dali.pipelines.views.draws.draw_view"
     }
-    assert imported_by_oracle("import pipelines.views.plan") == {"pipelines.views.plan"}
+    assert imported_by_oracle("import pipelines.views.plan") == {"peclr_dali.pipelines.views.plan"}
 
 
 def module_of(file: Path) -> str:

@@ -15,11 +15,11 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from errors import UserError
+from peclr_dali.errors import UserError
+from peclr_dali.train.runs.pictures import save_figure, save_sheet
+from peclr_dali.writing import NotWritten, refuse_inputs, remove_leftovers, whole_file, write_bytes, write_text
 from tests.full_disk import files_of_at_most
 from tests.test_structure import FILES, ROOT
-from train.runs.pictures import save_figure, save_sheet
-from writing import NotWritten, refuse_inputs, remove_leftovers, whole_file, write_bytes, write_text
 
 
 def save_by_torch(path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from peclr_dali.train.runs.checkpoint import Checkpoints
 from tests.command_line import as_options, run_cli
 from tests.train import tiny_hands, tiny_run
-from train.runs.checkpoint import Checkpoints
 
 STEP = "checkpoints/step_000000001.pt"
 

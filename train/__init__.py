@@ -6,15 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from train.distributed.world import World as World
-    from train.distributed.world import described_world as described_world
-    from train.distributed.world import joined as joined
-    from train.steps.exact import ExactStep as ExactStep
-    from train.steps.optim import Lars as Lars
+    from peclr_dali.train.distributed.world import World as World
+    from peclr_dali.train.distributed.world import described_world as described_world
+    from peclr_dali.train.distributed.world import joined as joined
+    from peclr_dali.train.steps.exact import ExactStep as ExactStep
+    from peclr_dali.train.steps.optim import Lars as Lars
 
 _PUBLIC = {
-    "ExactStep": "train.steps.exact", "Lars": "train.steps.optim",
-    **dict.fromkeys(("World", "described_world", "joined"), "train.distributed.world"),
+    "ExactStep": "peclr_dali.train.steps.exact", "Lars": "peclr_dali.train.steps.optim",
+    **dict.fromkeys(("World", "described_world", "joined"), "peclr_dali.train.distributed.world"),
 }  # fmt: skip
 
 

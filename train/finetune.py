@@ -10,25 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.config import EncoderConfig
-from models.pose import PoseNetwork, PoseOutput
-from pipelines.batch import Batch
-from pipelines.loader import Loader
-from pipelines.samples.index import Index
-from train.config.finetuning import FinetuneConfig, FinetuneTrainConfig
-from train.config.tables import to_dict
-from train.distributed.together import on_main
-from train.distributed.world import World
-from train.evaluation.constants import evaluation_constants
-from train.pose.inference import Poses
-from train.pose.labels import labels_to_learn
-from train.pose.pictures import save_curves, save_predictions
-from train.pose.pose_step import PoseStep, PoseStepResult
-from train.pose.validation import Validation, best_of, load_validation, validate
-from train.runs.checkpoint import not_written
-from train.runs.folder import Resume, RunFolder
-from train.trainer import Task, Trainer
-from train.weights.starting_weights import start_pose_network
+from peclr_dali.models.config import EncoderConfig
+from peclr_dali.models.pose import PoseNetwork, PoseOutput
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneTrainConfig
+from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.distributed.together import on_main
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.evaluation.constants import evaluation_constants
+from peclr_dali.train.pose.inference import Poses
+from peclr_dali.train.pose.labels import labels_to_learn
+from peclr_dali.train.pose.pictures import save_curves, save_predictions
+from peclr_dali.train.pose.pose_step import PoseStep, PoseStepResult
+from peclr_dali.train.pose.validation import Validation, best_of, load_validation, validate
+from peclr_dali.train.runs.checkpoint import not_written
+from peclr_dali.train.runs.folder import Resume, RunFolder
+from peclr_dali.train.trainer import Task, Trainer
+from peclr_dali.train.weights.starting_weights import start_pose_network
 
 log = logging.getLogger(__name__)
 

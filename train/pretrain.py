@@ -9,24 +9,24 @@ from typing import Any
 
 import torch
 
-from errors import UserError
-from models.config import EncoderConfig
-from models.equivariance import build_undo
-from models.health import health
-from models.network import ContrastiveNetwork, build_network
-from pipelines.batch import Batch
-from pipelines.loader import Loader
-from pipelines.samples.index import Index
-from pipelines.samples.order import rows_per_batch
-from train.config.pretraining import Config
-from train.distributed.world import World
-from train.probe.linear_probe import Probe, build_probe
-from train.runs.folder import Resume, RunFolder
-from train.runs.pictures import save_loss
-from train.steps.batch_statistics import synchronise
-from train.steps.exact import ExactStep, StepResult, embed_views
-from train.steps.optim import Lars, build_optimizer, describe
-from train.trainer import Task, Trainer
+from peclr_dali.errors import UserError
+from peclr_dali.models.config import EncoderConfig
+from peclr_dali.models.equivariance import build_undo
+from peclr_dali.models.health import health
+from peclr_dali.models.network import ContrastiveNetwork, build_network
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import rows_per_batch
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.probe.linear_probe import Probe, build_probe
+from peclr_dali.train.runs.folder import Resume, RunFolder
+from peclr_dali.train.runs.pictures import save_loss
+from peclr_dali.train.steps.batch_statistics import synchronise
+from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views
+from peclr_dali.train.steps.optim import Lars, build_optimizer, describe
+from peclr_dali.train.trainer import Task, Trainer
 
 log = logging.getLogger(__name__)
 

@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from errors import ReportedByAnotherRank, UserError
-from models.pose import PoseNetwork
-from pipelines.samples.index import Index
-from pipelines.sources import load_index
-from train.config.finetuning import FinetuneConfig
-from train.config.tables import to_dict
-from train.distributed.world import World, described_world
-from train.pose.inference import canonical_loader, inference
-from train.pose.labels import PoseLabels, labels_to_learn
-from train.probe.ridge import Ridge, fit_ridge
-from train.runs.folder import Resume, RunFolder
-from train.runs.log import progress_bar
-from train.trainer import set_threads
-from train.weights.starting_weights import start_pose_network
+from peclr_dali.errors import ReportedByAnotherRank, UserError
+from peclr_dali.models.pose import PoseNetwork
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.distributed.world import World, described_world
+from peclr_dali.train.pose.inference import canonical_loader, inference
+from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
+from peclr_dali.train.probe.ridge import Ridge, fit_ridge
+from peclr_dali.train.runs.folder import Resume, RunFolder
+from peclr_dali.train.runs.log import progress_bar
+from peclr_dali.train.trainer import set_threads
+from peclr_dali.train.weights.starting_weights import start_pose_network
 
 log = logging.getLogger(__name__)
 

@@ -14,29 +14,29 @@ from typing import Any, ClassVar
 
 import torch
 
-from errors import UserError
-from machine.cores import available_cores, warn_of_threads
-from pipelines.loader import Loader
-from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
-from pipelines.samples.shares import micro_batch_share
-from pipelines.sources import load_index
-from train.config.finetuning import FinetuneConfig
-from train.config.pretraining import Config
-from train.config.tables import FREE_BETWEEN_RANKS, first_difference, first_different_key, flatten, to_dict
-from train.distributed.interrupt import Interrupted, StopSignals
-from train.distributed.together import on_main, steps_of_all_ranks, together
-from train.distributed.world import World, described_world, joined, require_same
-from train.runs.bad_files import BadFiles
-from train.runs.checkpoint import BackgroundWriter, load_checkpoint
-from train.runs.folder import Resume, RunFolder
-from train.runs.log import warned_once
-from train.runs.meter import Meter
-from train.runs.pictures import save_views
-from train.runs.profiler import profiled
-from train.runs.trackers import require_installed
-from train.steps.optim import describe
-from train.steps.training_state import N, R, TrainingState
+from peclr_dali.errors import UserError
+from peclr_dali.machine.cores import available_cores, warn_of_threads
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
+from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.config.tables import FREE_BETWEEN_RANKS, first_difference, first_different_key, flatten, to_dict
+from peclr_dali.train.distributed.interrupt import Interrupted, StopSignals
+from peclr_dali.train.distributed.together import on_main, steps_of_all_ranks, together
+from peclr_dali.train.distributed.world import World, described_world, joined, require_same
+from peclr_dali.train.runs.bad_files import BadFiles
+from peclr_dali.train.runs.checkpoint import BackgroundWriter, load_checkpoint
+from peclr_dali.train.runs.folder import Resume, RunFolder
+from peclr_dali.train.runs.log import warned_once
+from peclr_dali.train.runs.meter import Meter
+from peclr_dali.train.runs.pictures import save_views
+from peclr_dali.train.runs.profiler import profiled
+from peclr_dali.train.runs.trackers import require_installed
+from peclr_dali.train.steps.optim import describe
+from peclr_dali.train.steps.training_state import N, R, TrainingState
 
 log = logging.getLogger(__name__)
 

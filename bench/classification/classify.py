@@ -24,18 +24,18 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
-from bench.classification.encoders import Frozen, features_of, images_that_trained, load_frozen
-from bench.classification.labels import Labels, Rows, Splits, read_labels, splits
-from bench.classification.neighbours import save_neighbours
-from bench.rows import describe_machine
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.samples.index import Index
-from pipelines.sources import load_index
-from train.pose.inference import Progress
-from train.pose.metrics import confidence_intervals
-from train.probe.features import Floats
-from writing import write_text
+from peclr_dali.bench.classification.encoders import Frozen, features_of, images_that_trained, load_frozen
+from peclr_dali.bench.classification.labels import Labels, Rows, Splits, read_labels, splits
+from peclr_dali.bench.classification.neighbours import save_neighbours
+from peclr_dali.bench.rows import describe_machine
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.pose.inference import Progress
+from peclr_dali.train.pose.metrics import confidence_intervals
+from peclr_dali.train.probe.features import Floats
+from peclr_dali.writing import write_text
 
 NEIGHBOURS: Final = 20
 INVERSE_PENALTY: Final = 0.1

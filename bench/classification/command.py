@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from bench.options import output_options
-from errors import UserError
-from errors.terminal import printable
-from train.commands.options import FILE, FOLDER, PATH, IntegerRange, PathOfUser
+from peclr_dali.bench.options import output_options
+from peclr_dali.errors import UserError
+from peclr_dali.errors.terminal import printable
+from peclr_dali.train.commands.options import FILE, FOLDER, PATH, IntegerRange, PathOfUser
 
 
 @click.command()
@@ -76,9 +76,9 @@ def classify(
         import sklearn  # noqa: F401
     except ModuleNotFoundError as error:
         raise UserError("classify needs scikit-learn: install it with 'pip install \"scikit-learn>=1.6\"'") from error
-    from bench.classification.classify import classify as judge
-    from bench.rows import as_table
-    from train.runs.log import configure_logging, progress_bar
+    from peclr_dali.bench.classification.classify import classify as judge
+    from peclr_dali.bench.rows import as_table
+    from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     with progress_bar("features") as progress:

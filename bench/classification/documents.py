@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from matplotlib.figure import Figure
 
-from bench.measure import interval_of_mean
-from bench.rows import Row, rows_of
-from train.runs.pictures import save_figure
+from peclr_dali.bench.measure import interval_of_mean
+from peclr_dali.bench.rows import Row, rows_of
+from peclr_dali.train.runs.pictures import save_figure
 
 FILE: Final = "photographs.jsonl"
 PICTURE: Final = "photographs.png"

@@ -12,20 +12,20 @@ import numpy.typing as npt
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from errors import UserError
-from errors.terminal import in_one_line
-from models.config import EncoderConfig
-from models.encoders import Encoder, build_encoder
-from pipelines.config import each_source, is_address
-from pipelines.samples.index import Index
-from pipelines.sources import load_index
-from train.config.finetuning import FinetuneConfig
-from train.config.pretraining import Config
-from train.distributed.world import single_process
-from train.pose.inference import Progress
-from train.probe.features import Floats, Pixels, features_of_rows, trained_encoder
-from train.runs.checkpoint import find_checkpoint, load_checkpoint
-from train.trainer import set_threads
+from peclr_dali.errors import UserError
+from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.models.config import EncoderConfig
+from peclr_dali.models.encoders import Encoder, build_encoder
+from peclr_dali.pipelines.config import each_source, is_address
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import single_process
+from peclr_dali.train.pose.inference import Progress
+from peclr_dali.train.probe.features import Floats, Pixels, features_of_rows, trained_encoder
+from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
+from peclr_dali.train.trainer import set_threads
 
 IMAGENET: Final = "imagenet"
 BASELINES: Final = ("random", "pixels")

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from parsing import regular
-from pipelines.samples.index import Index
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import regular
+from peclr_dali.pipelines.samples.index import Index
 
 Rows = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -8,10 +8,10 @@ from typing import Final
 import cv2
 import numpy as np
 
-from bench.classification.labels import Labels, Rows
-from train.probe.features import Floats, Pixels
-from train.report.neighbours import nearest_by_angle
-from train.runs.pictures import Image, save_sheet
+from peclr_dali.bench.classification.labels import Labels, Rows
+from peclr_dali.train.probe.features import Floats, Pixels
+from peclr_dali.train.report.neighbours import nearest_by_angle
+from peclr_dali.train.runs.pictures import Image, save_sheet
 
 SIDE_PX: Final = 64
 COUNT: Final = 5

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from errors import UserError
-from train.commands.options import FOLDER, config_options, pretraining_config
+from peclr_dali.errors import UserError
+from peclr_dali.train.commands.options import FOLDER, config_options, pretraining_config
 
 if TYPE_CHECKING:
-    from bench.rows import Row
+    from peclr_dali.bench.rows import Row
 
 _ROOT: Final = Path(__file__).parents[2]
 
@@ -49,7 +49,7 @@ def bench_gpu(files: Sequence[Path], overrides: Sequence[str], out: Path) -> Non
 
     if not torch.cuda.is_available():
         raise UserError("torch finds no GPU: check nvidia-smi. On a CPU, use bench-train and bench-loader.")
-    from bench.rows import append, as_table, require_appendable, show
+    from peclr_dali.bench.rows import append, as_table, require_appendable, show
 
     total = torch.cuda.get_device_properties(0).total_memory
     for name in ("gpu", "train", "loader"):
@@ -110,7 +110,7 @@ def row_of(overlay: str, train: Row, loader: Row) -> dict[str, Any]:
 
 def table_lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     """Lines of a table of rows: the heading, then a cell for each row."""
-    from bench.training.report import lines
+    from peclr_dali.bench.training.report import lines
 
     steps = [row["precisions"][0] for row in rows]
     yield ("precision", *(one["precision"] for one in steps))

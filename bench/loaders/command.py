@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from bench.options import output_options, rounds_options
-from train.commands.options import IntegerRange, config_options, pretraining_config
+from peclr_dali.bench.options import output_options, rounds_options
+from peclr_dali.train.commands.options import IntegerRange, config_options, pretraining_config
 
 
 @click.command("bench-loader")
@@ -42,17 +42,17 @@ def bench_loader(
       taskset -c 0-3 python cli.py bench-loader --large
     """
     config = pretraining_config(files, overrides)
-    from bench.loaders.frames import large_frames
-    from bench.measure import Rounds, require_images
-    from pipelines.sources import load_index
+    from peclr_dali.bench.loaders.frames import large_frames
+    from peclr_dali.bench.measure import Rounds, require_images
+    from peclr_dali.pipelines.sources import load_index
 
     # Before torch is imported, which takes longer than to list the images.
     if large:
         config = dataclasses.replace(config, data=large_frames(config.data))
     require_images(len(index := load_index(config.data)), batch, index.root)
-    from bench.loaders.compare import as_tables, compare_loaders
-    from train.distributed.world import described_world
-    from train.runs.log import configure_logging, progress_bar
+    from peclr_dali.bench.loaders.compare import as_tables, compare_loaders
+    from peclr_dali.train.distributed.world import described_world
+    from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     rounds = Rounds(repeats=repeats, repeat_s=seconds)

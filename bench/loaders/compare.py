@@ -14,18 +14,18 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from bench.loaders.parts import parts_of_loader
-from bench.loaders.peers import installed_peers
-from bench.measure import Progress, Rate, Rounds, Start, measure_in_rounds
-from bench.our_loader import our_batches
-from bench.rows import Row, as_table, describe_machine
-from errors import UserError
-from machine.cores import available_cores
-from pipelines.files.check import check_image
-from pipelines.files.image_file import BadImage
-from pipelines.sources import load_index
-from train.config.pretraining import Config
-from train.config.tables import to_dict
+from peclr_dali.bench.loaders.parts import parts_of_loader
+from peclr_dali.bench.loaders.peers import installed_peers
+from peclr_dali.bench.measure import Progress, Rate, Rounds, Start, measure_in_rounds
+from peclr_dali.bench.our_loader import our_batches
+from peclr_dali.bench.rows import Row, as_table, describe_machine
+from peclr_dali.errors import UserError
+from peclr_dali.machine.cores import available_cores
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.image_file import BadImage
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.config.tables import to_dict
 
 log = logging.getLogger(__name__)
 

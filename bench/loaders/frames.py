@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from errors import UserError
-from pipelines.config import DataConfig, each_source
-from pipelines.sources import load_index
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig, each_source
+from peclr_dali.pipelines.sources import load_index
 
 FRAME_PX: Final = (720, 1280)
 BOX_PX: Final = 250

@@ -12,14 +12,14 @@ from typing import Final
 
 import torch
 
-from bench.measure import Start
-from bench.our_loader import make_endless_loader
-from pipelines.loader import Loader
-from pipelines.render.chunk import Chunk
-from pipelines.render.dali_graph import decode_pipeline
-from pipelines.render.runner import run_chunks
-from pipelines.samples.index import Index
-from train.config.pretraining import Config
+from peclr_dali.bench.measure import Start
+from peclr_dali.bench.our_loader import make_endless_loader
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.render.chunk import Chunk
+from peclr_dali.pipelines.render.dali_graph import decode_pipeline
+from peclr_dali.pipelines.render.runner import run_chunks
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.train.config.pretraining import Config
 
 _CHUNKS_KEPT: Final = 8
 _FILES_KEPT: Final = 512

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from train.commands.options import FOLDER, PathOfUser
+from peclr_dali.train.commands.options import FOLDER, PathOfUser
 
 
 @click.command("bench-docs")
@@ -15,6 +15,6 @@ from train.commands.options import FOLDER, PathOfUser
 def bench_docs(results: Path, docs: Path) -> None:
     """Write the tables of README.md and docs/ and the pictures of docs/results.md from the rows of
     bench/results/."""
-    from bench.pages.documentation import write_docs
+    from peclr_dali.bench.pages.documentation import write_docs
 
     click.echo("\n".join(write_docs(results, docs)))

@@ -14,16 +14,16 @@ from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from bench.classification.documents import draw_photographs, summary
-from bench.gpu.command import table_lines
-from bench.loaders.compare import OURS, verdict
-from bench.loaders.peers import PEERS
-from bench.rows import Row, measured_on, rows_of
-from bench.studies.pictures import write_pictures
-from bench.studies.rows import overview, section
-from bench.training.report import lines
-from errors import UserError
-from writing import write_text
+from peclr_dali.bench.classification.documents import draw_photographs, summary
+from peclr_dali.bench.gpu.command import table_lines
+from peclr_dali.bench.loaders.compare import OURS, verdict
+from peclr_dali.bench.loaders.peers import PEERS
+from peclr_dali.bench.rows import Row, measured_on, rows_of
+from peclr_dali.bench.studies.pictures import write_pictures
+from peclr_dali.bench.studies.rows import overview, section
+from peclr_dali.bench.training.report import lines
+from peclr_dali.errors import UserError
+from peclr_dali.writing import write_text
 
 _BLOCK: Final = re.compile(r"(<!-- rows: ([a-z-]+(?: \w+)?) -->\n).*?(<!-- end rows -->)", re.DOTALL)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from bench.rows import Row
-from bench.studies.rows import (
+from peclr_dali.bench.rows import Row
+from peclr_dali.bench.studies.rows import (
     CONSTANT_ROTATION,
     FILES,
     SCALES,
@@ -20,9 +20,9 @@ from bench.studies.rows import (
     study_names,
     study_rows,
 )
-from train.config.load import read_toml
-from train.pose.metrics import METRICS
-from train.runs.pictures import save_figure
+from peclr_dali.train.config.load import read_toml
+from peclr_dali.train.pose.metrics import METRICS
+from peclr_dali.train.runs.pictures import save_figure
 
 _AS_IN_PAPER, _OTHER_SIGN, _SEED = "#2f6f4f", "#b3412f", "#9aa5b1"
 

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bench.rows import Row, rows_of
-from errors import UserError
-from train.config.load import read_toml
-from train.pose.metrics import METRICS
+from peclr_dali.bench.rows import Row, rows_of
+from peclr_dali.errors import UserError
+from peclr_dali.train.config.load import read_toml
+from peclr_dali.train.pose.metrics import METRICS
 
 FILES: Final = Path(__file__).parents[2] / "configs" / "studies"
 SCALES: Final = ("small", "paper")
@@ -25,7 +25,7 @@ _OF_THE_DISTANCE: Final = ("epe_cm", "auc")
 """Metrics that count the distance to the camera. A read-out has it from the size of predicted bones alone, which shrink
 where it is unsure; so these metrics would measure the shrinking."""
 CONSTANT_ROTATION: Final = "constant_rotation_error_px"
-"""Key of a map's row, see `experiments.measure.measure_maps`. Rows from before it have none."""
+"""Key of a map's row, see `peclr_dali.experiments.measure.measure_maps`. Rows from before it have none."""
 _MAPS: Final = {"rotation_error_px": "equivariance error, rotations", "shift_error_px": "equivariance error, shifts"}
 _HEADS: Final = (*COMPARISON_HEADS[:5], "better by", "published", "the paper's sign", "interval without zero")
 

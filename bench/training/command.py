@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from bench.options import output_options, rounds_options
-from train.commands.options import config_options, pretraining_config
+from peclr_dali.bench.options import output_options, rounds_options
+from peclr_dali.train.commands.options import config_options, pretraining_config
 
 
 @click.command("bench-train")
@@ -29,10 +29,10 @@ def bench_train(
       python cli.py bench-train -c configs/peclr_rn50.toml -c configs/cards/a100.toml --record bench/results/train.jsonl
     """
     config = pretraining_config(files, overrides)
-    from bench.measure import Rounds
-    from bench.rows import as_table
-    from bench.training import report, step
-    from train.runs.log import configure_logging, progress_bar
+    from peclr_dali.bench.measure import Rounds
+    from peclr_dali.bench.rows import as_table
+    from peclr_dali.bench.training import report, step
+    from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     rounds = Rounds(repeats=repeats, repeat_s=seconds, warmup_s=1.0)

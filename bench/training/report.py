@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from bench.measure import Rate
-from bench.rows import Row
+from peclr_dali.bench.measure import Rate
+from peclr_dali.bench.rows import Row
 
 
 def _span(interval: Sequence[float], digits: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.measure import (
+from peclr_dali.bench.measure import (
     Progress,
     Rate,
     Rounds,
@@ -22,19 +22,19 @@ from bench.measure import (
     measure_in_rounds,
     require_images,
 )
-from bench.our_loader import make_endless_loader
-from bench.rows import describe_machine
-from errors import UserError
-from pipelines.batch import Batch
-from pipelines.loader import Loader
-from pipelines.samples.index import Index
-from pipelines.sources import load_index
-from train.config.pretraining import Config
-from train.config.tables import to_dict
-from train.distributed.world import World, described_world
-from train.pretrain import Pretraining
-from train.steps.stopwatch import Stopwatch
-from train.trainer import set_threads
+from peclr_dali.bench.our_loader import make_endless_loader
+from peclr_dali.bench.rows import describe_machine
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.distributed.world import World, described_world
+from peclr_dali.train.pretrain import Pretraining
+from peclr_dali.train.steps.stopwatch import Stopwatch
+from peclr_dali.train.trainer import set_threads
 
 _CACHED: Final = 2
 """Batches in memory that are used in turn."""

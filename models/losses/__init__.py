@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import PlainValidator, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails
 
-from models.losses.loss import Loss
-from models.losses.nt_xent import NTXent
-from models.losses.vicreg import VICReg
+from peclr_dali.models.losses.loss import Loss
+from peclr_dali.models.losses.nt_xent import NTXent
+from peclr_dali.models.losses.vicreg import VICReg
 
 LOSSES: dict[str, type[Loss]] = {"nt_xent": NTXent, "vicreg": VICReg}
 """Value of `loss.name` -> class of the loss. Entries may be added before a configuration is read."""

@@ -13,7 +13,7 @@ class Loss(ABC):
     """A loss of the embeddings of the whole batch.
 
     A subclass is a frozen pydantic dataclass. Its fields are the keys of the table [loss], `name` among them. A file of
-    `models.losses` imports torch inside functions only: a configuration is read before torch is imported.
+    `peclr_dali.models.losses` imports torch inside functions only: a configuration is read before torch is imported.
 
     Attributes:
         title: title of the loss's curve.
@@ -35,7 +35,7 @@ class Loss(ABC):
     def parts(self, embeddings: Tensor) -> dict[str, Tensor]:
         """Further figures for metrics.jsonl: scalars of the same embeddings. By default there are none.
 
-        Their names differ from those of `models.health.Health`.
+        Their names differ from those of `peclr_dali.models.health.Health`.
         """
         return {}
 
@@ -65,7 +65,7 @@ class AnchorLoss(Loss):
 
     def __call__(self, embeddings: Tensor) -> Tensor:
         """The sum over all anchors."""
-        from models.losses.tensors import require_floats
+        from peclr_dali.models.losses.tensors import require_floats
 
         require_floats("embeddings", embeddings, ("V", "N", "D"))
         return self.share(embeddings, range(embeddings.shape[1]))
@@ -73,7 +73,7 @@ class AnchorLoss(Loss):
 
 def require_pairs(embeddings: Tensor, *, least: int = 1) -> None:
     """Check that the embeddings are (2, N, D) with N at least `least`. Errors as `tensors.require_floats`."""
-    from models.losses.tensors import require_floats
+    from peclr_dali.models.losses.tensors import require_floats
 
     require_floats("embeddings", embeddings, (2, "N", "D"))
     if embeddings.shape[1] < least:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from bounds import Positive
-from models.losses.loss import AnchorLoss, require_pairs
+from peclr_dali.bounds import Positive
+from peclr_dali.models.losses.loss import AnchorLoss, require_pairs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ class NTXent(AnchorLoss):
         import torch
         from torch.nn import functional as F
 
-        from models.losses.tiles import TiledCrossEntropy
+        from peclr_dali.models.losses.tiles import TiledCrossEntropy
 
         require_pairs(embeddings)
         _, samples, dim = embeddings.shape

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from bounds import NotNegative, Positive
-from models.losses.loss import Loss, require_pairs
+from peclr_dali.bounds import NotNegative, Positive
+from peclr_dali.models.losses.loss import Loss, require_pairs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.files.image_file import BadImage, ImageFile
-from pipelines.files.jpeg import NO_JPEG, SOUND, jpeg_reason, walk_jpeg
-from pipelines.files.png import PNG_START, check_png
-from pipelines.files.webp import check_webp
+from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
+from peclr_dali.pipelines.files.jpeg import NO_JPEG, SOUND, jpeg_reason, walk_jpeg
+from peclr_dali.pipelines.files.png import PNG_START, check_png
+from peclr_dali.pipelines.files.webp import check_webp
 
 _OTHER_KINDS: Final = (
     (0, b"GIF8", "GIF is not read"),

@@ -1,6 +1,6 @@
 """Reads an image's orientation from its Exif data, and maps stored to upright pixels.
 
-The decoder does not apply the orientation (`pipelines.render.dali_graph.decode`): two readers of Exif data in DALI 2.4
+The decoder does not apply the orientation (`peclr_dali.pipelines.render.dali_graph.decode`): two readers of Exif data in DALI 2.4
 disagree about damaged data, and one then writes a 72 x 56 image into a buffer of 56 x 72, beyond its end. Instead, the
 orientation is part of the map from stored pixels to the view.
 """
@@ -13,7 +13,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from machine.compiled import cached
+from peclr_dali.machine.compiled import cached
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

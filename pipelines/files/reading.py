@@ -10,9 +10,9 @@ import numba
 import numpy as np
 from numba import types
 
-from machine.compiled import cached
-from pipelines.files.image_file import MAX_FILE_BYTES, ImageFile
-from pipelines.files.jpeg import walk_jpeg
+from peclr_dali.machine.compiled import cached
+from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES, ImageFile
+from peclr_dali.pipelines.files.jpeg import walk_jpeg
 
 # Functions of the C library, with the types of 64-bit Linux.
 _open: Any = types.ExternalFunction("open", types.int32(types.intp, types.int32))
@@ -27,7 +27,7 @@ _USUAL_BYTES = 2**15
 
 
 def read_sound_jpegs(paths: Sequence[str]) -> list[ImageFile | None]:
-    """Read files that `pipelines.files.check.check_image` accepts as JPEGs.
+    """Read files that `peclr_dali.pipelines.files.check.check_image` accepts as JPEGs.
 
     Their bytes share memory. The result is None for a file that cannot be read or is not a sound JPEG.
     """

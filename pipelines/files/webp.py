@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from pipelines.files.exif import read_orientation
-from pipelines.files.image_file import BadImage, ImageFile, require_pixels
+from peclr_dali.pipelines.files.exif import read_orientation
+from peclr_dali.pipelines.files.image_file import BadImage, ImageFile, require_pixels
 
 _WEBP_ANIMATED: Final = 2
 _WEBP_ALPHA: Final = 16

@@ -24,21 +24,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from machine.cores import warn_of_threads
-from pipelines.arrays import IntArray
-from pipelines.batch import Batch, View
-from pipelines.config import PipelinesConfig
-from pipelines.loader.buffers import PixelBuffers
-from pipelines.loader.plan import plan_chunk
-from pipelines.loader.read import CLOSED, Quarantine, Reader
-from pipelines.render.chunk import Chunk
-from pipelines.render.renderers import make_renderer
-from pipelines.render.runner import FileDecoder, Outputs, run_chunks
-from pipelines.render.settings import choose_settings
-from pipelines.samples.index import Index
-from pipelines.samples.order import Schedule
-from pipelines.samples.store import Prefetch
-from pipelines.views.augmentation import Augmentation
+from peclr_dali.machine.cores import warn_of_threads
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.pipelines.config import PipelinesConfig
+from peclr_dali.pipelines.loader.buffers import PixelBuffers
+from peclr_dali.pipelines.loader.plan import plan_chunk
+from peclr_dali.pipelines.loader.read import CLOSED, Quarantine, Reader
+from peclr_dali.pipelines.render.chunk import Chunk
+from peclr_dali.pipelines.render.renderers import make_renderer
+from peclr_dali.pipelines.render.runner import FileDecoder, Outputs, run_chunks
+from peclr_dali.pipelines.render.settings import choose_settings
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import Schedule
+from peclr_dali.pipelines.samples.store import Prefetch
+from peclr_dali.pipelines.views.augmentation import Augmentation
 
 
 class Loader:

@@ -13,19 +13,19 @@ from typing import Any, NoReturn, TypeGuard
 
 import torch
 
-from bounds import LARGEST_COUNT, LARGEST_SEED
-from errors import UserError
-from machine.ranks import described_ranks
-from pipelines.batch import Batch
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.loader import Loader
-from pipelines.loader.read import Quarantine
-from pipelines.randomness import MOST_VIEWS
-from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
-from pipelines.samples.shares import micro_batch_share
-from pipelines.sources import load_index
-from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
+from peclr_dali.errors import UserError
+from peclr_dali.machine.ranks import described_ranks
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.loader.read import Quarantine
+from peclr_dali.pipelines.randomness import MOST_VIEWS
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
+from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 
 
 def make_loader(
@@ -156,7 +156,7 @@ class EpochLoader:
         batch: samples in a step, over all ranks.
         seed: seed of the order and of all draws.
         device: device of the batches.
-        loader: further arguments of `pipelines.loader.Loader`.
+        loader: further arguments of `peclr_dali.pipelines.loader.Loader`.
 
     Attributes:
         index: the samples; `batch.samples` are its rows.

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipelines.render.chunk import Chunk
-from pipelines.render.settings import Settings
-from pipelines.samples.index import Index
-from pipelines.samples.order import Order
-from pipelines.views.augmentation import Augmentation
-from pipelines.views.draws import draw_view
-from pipelines.views.plan import plan_views
+from peclr_dali.pipelines.render.chunk import Chunk
+from peclr_dali.pipelines.render.settings import Settings
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import Order
+from peclr_dali.pipelines.views.augmentation import Augmentation
+from peclr_dali.pipelines.views.draws import draw_view
+from peclr_dali.pipelines.views.plan import plan_views
 
 
 def plan_chunk(

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from errors import UserError
-from pipelines.arrays import IntArray
-from pipelines.files.check import check_image
-from pipelines.files.image_file import BadImage, ImageFile
-from pipelines.files.reading import read_sound_jpegs
-from pipelines.render.chunk import Chunk
-from pipelines.samples.index import Index
-from pipelines.samples.order import Order
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
+from peclr_dali.pipelines.files.reading import read_sound_jpegs
+from peclr_dali.pipelines.render.chunk import Chunk
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import Order
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ import torch
 from numba.extending import register_jitable
 from torch import Tensor
 
-from machine.compiled import cached
-from pipelines.arrays import FloatArray
-from pipelines.to_device import to_device
-from pipelines.views.appearance import CHANGES, AppearanceConfig, Column
+from peclr_dali.machine.compiled import cached
+from peclr_dali.pipelines.arrays import FloatArray
+from peclr_dali.pipelines.to_device import to_device
+from peclr_dali.pipelines.views.appearance import CHANGES, AppearanceConfig, Column
 
 _AT_ONCE = 64
 """Views that are changed together."""

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from pipelines.arrays import IntArray
-from pipelines.files.image_file import ImageFile
-from pipelines.views.plan import Plan
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.files.image_file import ImageFile
+from peclr_dali.pipelines.views.plan import Plan
 
 _NO_PX, _NO_VIEWS = np.empty((0, 2), np.int64), np.empty((0, 0), np.float32)
 _NO_PLAN: Final = Plan(_NO_PX, _NO_PX, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_PX)

@@ -1,6 +1,6 @@
 """The kernel of the CPU's fast path: halves, warps and jitters many images in compiled code.
 
-It halves as planned in `pipelines.views.plan`, samples bilinearly and jitters in HSV. It works row by row in small
+It halves as planned in `peclr_dali.pipelines.views.plan`, samples bilinearly and jitters in HSV. It works row by row in small
 buffers, with loops that the compiler can vectorise. Numba compiles it at first use and keeps the result on disk. Images
 are passed as addresses, since images of different sizes form no array.
 """
@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from machine.compiled import cached
+from peclr_dali.machine.compiled import cached
 
 PaddedImage = npt.NDArray[np.int32]
 """An image with a border of one pixel of fill: (H + 2) * (W + 2) numbers red + 256 green + 65536 blue."""

@@ -11,13 +11,13 @@ import cv2
 import numpy as np
 from torch import Tensor
 
-from errors import UserError
-from pipelines.arrays import FloatArray, IntArray
-from pipelines.render.apply_appearance import apply_appearance
-from pipelines.render.cpu_kernels import make_views
-from pipelines.views.augmentation import LINEAR_HUE_DEG, Augmentation
-from pipelines.views.draws import Draw
-from pipelines.views.plan import Plan
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.render.apply_appearance import apply_appearance
+from peclr_dali.pipelines.render.cpu_kernels import make_views
+from peclr_dali.pipelines.views.augmentation import LINEAR_HUE_DEG, Augmentation
+from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.plan import Plan
 
 _COLOUR = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]
 _RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])

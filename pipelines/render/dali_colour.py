@@ -12,8 +12,8 @@ import nvidia.dali.math as dali_math
 import nvidia.dali.types as types
 from nvidia.dali import fn
 
-from pipelines.views.augmentation import LINEAR_HUE_DEG, ColourConfig
-from pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.augmentation import LINEAR_HUE_DEG, ColourConfig
+from peclr_dali.pipelines.views.draws import Draw
 
 Node = Any  # DALI's DataNode carries no types
 

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
-from pipelines.arrays import FloatArray, IntArray
-from pipelines.render.chunk import Chunk
-from pipelines.render.dali_colour import Node, jitter
-from pipelines.render.settings import Settings
-from pipelines.views.augmentation import Augmentation
+from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.render.chunk import Chunk
+from peclr_dali.pipelines.render.dali_colour import Node, jitter
+from peclr_dali.pipelines.render.settings import Settings
+from peclr_dali.pipelines.views.augmentation import Augmentation
 
 
 def view_pipeline(settings: Settings, augmentations: Sequence[Augmentation], chunks: Iterator[Chunk]) -> Pipeline:

@@ -18,11 +18,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-from errors import UserError
-from pipelines.files.image_file import ImageFile
-from pipelines.render.chunk import chunk_of
-from pipelines.render.runner import FileDecoder
-from pipelines.render.settings import Settings
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.files.image_file import ImageFile
+from peclr_dali.pipelines.render.chunk import chunk_of
+from peclr_dali.pipelines.render.runner import FileDecoder
+from peclr_dali.pipelines.render.settings import Settings
 
 DOES_NOT_DECODE: Final = "its compressed data does not decode"
 

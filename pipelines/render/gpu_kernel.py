@@ -30,13 +30,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from errors import UserError
-from pipelines.arrays import FloatArray, IntArray
-from pipelines.render.cpu_views import linear_map, view_to_source
-from pipelines.to_device import to_device
-from pipelines.views.augmentation import Augmentation
-from pipelines.views.draws import Draw
-from pipelines.views.plan import Plan
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.render.cpu_views import linear_map, view_to_source
+from peclr_dali.pipelines.to_device import to_device
+from peclr_dali.pipelines.views.augmentation import Augmentation
+from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.plan import Plan
 
 _PIXELS_AT_ONCE = 256
 """Pixels of a view that one program makes. Not tuned: no GPU has run it yet."""

@@ -13,16 +13,16 @@ import torch
 from nvidia.dali import Pipeline
 from torch.utils.dlpack import from_dlpack
 
-from pipelines.arrays import IntArray
-from pipelines.batch import View
-from pipelines.render.apply_appearance import apply_appearance
-from pipelines.render.chunk import Chunk
-from pipelines.render.cpu_views import start_views
-from pipelines.render.dali_graph import decode_pipeline, view_pipeline
-from pipelines.render.runner import Outputs
-from pipelines.render.settings import Settings
-from pipelines.views.augmentation import Augmentation
-from pipelines.views.plan import Plan
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.batch import View
+from peclr_dali.pipelines.render.apply_appearance import apply_appearance
+from peclr_dali.pipelines.render.chunk import Chunk
+from peclr_dali.pipelines.render.cpu_views import start_views
+from peclr_dali.pipelines.render.dali_graph import decode_pipeline, view_pipeline
+from peclr_dali.pipelines.render.runner import Outputs
+from peclr_dali.pipelines.render.settings import Settings
+from peclr_dali.pipelines.views.augmentation import Augmentation
+from peclr_dali.pipelines.views.plan import Plan
 
 
 class Renderer(ABC):
@@ -116,7 +116,10 @@ class FusedViews(Renderer):
 
     def __init__(self, settings: Settings, augmentations: Sequence[Augmentation]) -> None:
         super().__init__(settings, augmentations)
-        from pipelines.render.gpu_kernel import make_views, require_compiler  # Triton, which only this backend needs
+        from peclr_dali.pipelines.render.gpu_kernel import (  # Triton, which only this backend needs
+            make_views,
+            require_compiler,
+        )
 
         if settings.device == "gpu":
             require_compiler()

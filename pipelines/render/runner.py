@@ -11,12 +11,12 @@ import cv2
 import numpy as np
 from nvidia.dali import Pipeline
 
-from errors import UserError
-from errors.refused import machine_error_line
-from pipelines.files.image_file import ImageFile
-from pipelines.render.chunk import Chunk
-from pipelines.render.dali_graph import decode_pipeline
-from pipelines.render.settings import Settings
+from peclr_dali.errors import UserError
+from peclr_dali.errors.refused import machine_error_line
+from peclr_dali.pipelines.files.image_file import ImageFile
+from peclr_dali.pipelines.render.chunk import Chunk
+from peclr_dali.pipelines.render.dali_graph import decode_pipeline
+from peclr_dali.pipelines.render.settings import Settings
 
 Outputs = tuple[Any, ...]  # DALI's TensorLists carry no types
 

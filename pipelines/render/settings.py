@@ -9,13 +9,13 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
-from machine.cores import available_cores
-from pipelines.config import PipelinesConfig
-from pipelines.samples.image_sizes import largest_pixels
-from pipelines.samples.index import Index
-from pipelines.views.augmentation import GeometryConfig
-from pipelines.views.plan import MAX_HALVINGS, most_halvings
-from pipelines.views.regions import regions_pay
+from peclr_dali.machine.cores import available_cores
+from peclr_dali.pipelines.config import PipelinesConfig
+from peclr_dali.pipelines.samples.image_sizes import largest_pixels
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.views.augmentation import GeometryConfig
+from peclr_dali.pipelines.views.plan import MAX_HALVINGS, most_halvings
+from peclr_dali.pipelines.views.regions import regions_pay
 
 _CHUNK_BYTES: Final = 2**28
 """Largest size of a chunk's decoded images, in bytes. A few chunks are in memory at once."""

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from errors import UserError
-from parsing import parse_json, regular
-from pipelines.arrays import IntArray
-from pipelines.samples.index import Index
-from pipelines.samples.store import SelectedStore
-from writing import write_text
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import parse_json, regular
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.store import SelectedStore
+from peclr_dali.writing import write_text
 
 
 def write_bad_list(file: Path, reasons: Mapping[str, str], *, checked: int) -> None:

@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from pipelines.samples.image_sizes import spread, upright_sizes_px
-from pipelines.samples.index import Index
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.samples.image_sizes import spread, upright_sizes_px
+from peclr_dali.pipelines.samples.index import Index
 
 _SAMPLED: Final = 64
 """Number of images whose size is read."""

@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from pipelines.arrays import IntArray
-from pipelines.files.check import check_image
-from pipelines.files.exif import upright_size_px
-from pipelines.files.image_file import BadImage
-from pipelines.samples.index import Index
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.exif import upright_size_px
+from peclr_dali.pipelines.files.image_file import BadImage
+from peclr_dali.pipelines.samples.index import Index
 
 _SAMPLED: Final = 32
 """Number of images whose size is read."""

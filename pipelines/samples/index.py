@@ -14,11 +14,11 @@ from typing import Any, Final, overload
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from pipelines.files.image_file import MAX_FILE_BYTES
-from pipelines.samples.store import Prefetch, SelectedStore, Steps, Store
-from pipelines.views.augmentation import GeometryConfig
-from skeleton import HAND, Skeleton
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
+from peclr_dali.pipelines.samples.store import Prefetch, SelectedStore, Steps, Store
+from peclr_dali.pipelines.views.augmentation import GeometryConfig
+from peclr_dali.skeleton import HAND, Skeleton
 
 _FAULTS_OF_A_FILE: Final = (
     None,  # an error of our own, such as a wrong checksum

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from pipelines.samples.index import Index, LazyNames, SourceRows
-from pipelines.samples.store import JoinedStore
-from skeleton import HAND, Skeleton
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.samples.index import Index, LazyNames, SourceRows
+from peclr_dali.pipelines.samples.store import JoinedStore
+from peclr_dali.skeleton import HAND, Skeleton
 
 
 def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:

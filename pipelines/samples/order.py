@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from errors import UserError
-from pipelines.arrays import IntArray
-from pipelines.randomness import MOST_VIEWS, Stream, philox
-from pipelines.samples.index import Blocks, Index
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.randomness import MOST_VIEWS, Stream, philox
+from peclr_dali.pipelines.samples.index import Blocks, Index
 
 
 def build_order(index: Index, *, batch: int, seed: int) -> Order:

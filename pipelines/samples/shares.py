@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-from errors import UserError
+from peclr_dali.errors import UserError
 
 
 def even_share(count: int, rank: int, world_size: int) -> range:

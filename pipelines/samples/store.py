@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from pipelines.arrays import IntArray
+from peclr_dali.pipelines.arrays import IntArray
 
 Steps = Callable[[], Iterator[IntArray]]
 """Makes an iterator over the rows (N,) of each coming step, of all ranks. Every call begins at the first step."""

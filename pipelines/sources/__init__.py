@@ -12,14 +12,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from errors import UserError
-from parsing import paths_in_one_line
-from pipelines.config import SOURCES, DataConfig, each_source, refuse_address
-from pipelines.samples.bad_list import rows_not_listed
-from pipelines.samples.box_check import check_boxes
-from pipelines.samples.index import Index
-from pipelines.samples.join import join
-from pipelines.sources.subsets import in_fraction
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import paths_in_one_line
+from peclr_dali.pipelines.config import SOURCES, DataConfig, each_source, refuse_address
+from peclr_dali.pipelines.samples.bad_list import rows_not_listed
+from peclr_dali.pipelines.samples.box_check import check_boxes
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.sources.subsets import in_fraction
 
 
 def load_index(config: DataConfig | Sequence[DataConfig], *, verify: bool = False) -> Index:

@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from parsing import as_numbers, parse_json
-from pipelines.config import DataConfig, box_file
-from pipelines.samples.index import WHOLE_IMAGE, Index
-from pipelines.sources.annotations.dataset_file import dataset_file
-from skeleton import HAND
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import as_numbers, parse_json
+from peclr_dali.pipelines.config import DataConfig, box_file
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
+from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
+from peclr_dali.skeleton import HAND
 
 _COLUMNS: Final = ("file", "x0", "y0", "x1", "y1")
 _WITH_CONFIDENCE: Final = (*_COLUMNS, "hand", "confidence")

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from errors import UserError
-from parsing import as_numbers, file_name, parse_json
-from pipelines.config import DataConfig
-from pipelines.samples.index import Index
-from pipelines.sources.annotations.dataset_file import dataset_file
-from pipelines.sources.boxes import refuse_boxes, squares_around
-from pipelines.sources.subsets import rows_of_split
-from skeleton import SKELETONS, Skeleton
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import as_numbers, file_name, parse_json
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
+from peclr_dali.pipelines.sources.subsets import rows_of_split
+from peclr_dali.skeleton import SKELETONS, Skeleton
 
 ANNOTATIONS: Final = "annotations.json"
 """The file to read if `data.annotations` is not set."""

@@ -19,16 +19,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from parsing import as_numbers
-from pipelines.config import DataConfig, box_file
-from pipelines.samples.index import Index
-from pipelines.sources.annotations.camera import project_px
-from pipelines.sources.annotations.dataset_file import dataset_file
-from pipelines.sources.annotations.stored_images import ENDINGS
-from pipelines.sources.boxes import boxes_of_images, squares_around
-from pipelines.sources.subsets import refuse_split
-from skeleton import FINGERS, HAND
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import as_numbers
+from peclr_dali.pipelines.config import DataConfig, box_file
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources.annotations.camera import project_px
+from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.annotations.stored_images import ENDINGS
+from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
+from peclr_dali.pipelines.sources.subsets import refuse_split
+from peclr_dali.skeleton import FINGERS, HAND
 
 SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
 TIPS: Final = [HAND.keypoints.index(f"{finger}_tip") for finger in FINGERS]

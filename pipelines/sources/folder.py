@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.samples.index import WHOLE_IMAGE, Index
-from pipelines.sources.boxes import with_boxes
-from pipelines.sources.subsets import refuse_split
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
+from peclr_dali.pipelines.sources.boxes import with_boxes
+from peclr_dali.pipelines.sources.subsets import refuse_split
 
 IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")
 _BROKEN_LINK: Final = "broken links"

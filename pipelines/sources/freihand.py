@@ -12,15 +12,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.samples.image_sizes import read_upright_size_px
-from pipelines.samples.index import Index, read_file
-from pipelines.sources.annotations.camera import project_px
-from pipelines.sources.annotations.dataset_file import dataset_file, read_json_array
-from pipelines.sources.boxes import boxes_of_images, squares_around
-from pipelines.sources.subsets import refuse_split, rows_of_split
-from skeleton import HAND
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.image_sizes import read_upright_size_px
+from peclr_dali.pipelines.samples.index import Index, read_file
+from peclr_dali.pipelines.sources.annotations.camera import project_px
+from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file, read_json_array
+from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
+from peclr_dali.pipelines.sources.subsets import refuse_split, rows_of_split
+from peclr_dali.skeleton import HAND
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
 """The backgrounds in the order of the files: green screen, then three kinds of replacement."""

@@ -18,19 +18,19 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
-from errors import UserError
-from parsing import as_numbers
-from pipelines.config import DataConfig, box_file
-from pipelines.samples.index import Index
-from pipelines.sources.annotations.cache import Tables, remembered
-from pipelines.sources.annotations.camera import project_px
-from pipelines.sources.annotations.dataset_file import dataset_file, read_json_array
-from pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
-from pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
-from pipelines.sources.annotations.stored_images import stored_images
-from pipelines.sources.boxes import boxes_of_images, squares_around
-from pipelines.sources.subsets import refuse_split
-from skeleton import HAND
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import as_numbers
+from peclr_dali.pipelines.config import DataConfig, box_file
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources.annotations.cache import Tables, remembered
+from peclr_dali.pipelines.sources.annotations.camera import project_px
+from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file, read_json_array
+from peclr_dali.pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
+from peclr_dali.pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
+from peclr_dali.pipelines.sources.annotations.stored_images import stored_images
+from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
+from peclr_dali.pipelines.sources.subsets import refuse_split
+from peclr_dali.skeleton import HAND
 
 VALIDATION_FRAC: Final = 0.1
 

@@ -7,8 +7,8 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from pipelines.config import DataConfig
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
 
 HELD_OUT_FRAC: Final = 0.1
 

@@ -17,17 +17,17 @@ import numpy.typing as npt
 from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from errors import UserError
-from parsing import as_numbers, file_name
-from pipelines.config import DataConfig
-from pipelines.samples.image_sizes import read_upright_size_px
-from pipelines.samples.index import Index, read_file
-from pipelines.sources.annotations.cache import Tables, remembered
-from pipelines.sources.annotations.json_stream import elements
-from pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
-from pipelines.sources.annotations.stored_images import ENDINGS, stored_images
-from pipelines.sources.boxes import refuse_boxes, squares_around
-from pipelines.sources.subsets import refuse_split
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import as_numbers, file_name
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.image_sizes import read_upright_size_px
+from peclr_dali.pipelines.samples.index import Index, read_file
+from peclr_dali.pipelines.sources.annotations.cache import Tables, remembered
+from peclr_dali.pipelines.sources.annotations.json_stream import elements
+from peclr_dali.pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
+from peclr_dali.pipelines.sources.annotations.stored_images import ENDINGS, stored_images
+from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
+from peclr_dali.pipelines.sources.subsets import refuse_split
 
 _SAME_SHAPE: Final = 0.01
 """Largest relative difference of aspect ratios that count as equal, as those of 854 x 480 and 1280 x 720."""

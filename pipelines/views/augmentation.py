@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from bounds import Factor, Fraction, PositiveFraction
-from pipelines.views.appearance import AppearanceConfig as AppearanceConfig
-from pipelines.views.ranges import Ordered, Probability, Range
+from peclr_dali.bounds import Factor, Fraction, PositiveFraction
+from peclr_dali.pipelines.views.appearance import AppearanceConfig as AppearanceConfig
+from peclr_dali.pipelines.views.ranges import Ordered, Probability, Range
 
 LINEAR_HUE_DEG = 30.0
 """Reference hue (skin) of the linear jitter: a linear map cannot scale hues. It rotates all hues by the angle

@@ -11,11 +11,11 @@ from enum import IntEnum
 
 import numpy as np
 
-from pipelines.arrays import DoubleArray, FloatArray, IntArray
-from pipelines.randomness import Stream, philox
-from pipelines.views.appearance import Column, draw_appearance
-from pipelines.views.augmentation import Augmentation, GeometryConfig
-from pipelines.views.ranges import Range
+from peclr_dali.pipelines.arrays import DoubleArray, FloatArray, IntArray
+from peclr_dali.pipelines.randomness import Stream, philox
+from peclr_dali.pipelines.views.appearance import Column, draw_appearance
+from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
+from peclr_dali.pipelines.views.ranges import Range
 
 UNIFORMS_PER_VIEW = 32
 """Uniform numbers reserved for one view of one sample; a multiple of Philox's block of four."""

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
-from pipelines.files.exif import stored_to_upright_px, upright_size_px
-from pipelines.views.augmentation import GeometryConfig
-from pipelines.views.draws import COLUMNS, Draw
-from pipelines.views.reach import SMALLEST_SIDE, reach_of
-from pipelines.views.regions import find_regions, region_around
+from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
+from peclr_dali.pipelines.files.exif import stored_to_upright_px, upright_size_px
+from peclr_dali.pipelines.views.augmentation import GeometryConfig
+from peclr_dali.pipelines.views.draws import COLUMNS, Draw
+from peclr_dali.pipelines.views.reach import SMALLEST_SIDE, reach_of
+from peclr_dali.pipelines.views.regions import find_regions, region_around
 
 HALVE_BELOW: Final = math.sqrt(0.5)
 """Magnification below which a view samples a halved source; the same limit holds for each further halving."""

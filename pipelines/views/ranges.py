@@ -4,7 +4,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import AfterValidator
 
-from bounds import Fraction, Number
+from peclr_dali.bounds import Fraction, Number
 
 N = TypeVar("N", int, float)
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from pipelines.views.augmentation import GeometryConfig
+from peclr_dali.pipelines.views.augmentation import GeometryConfig
 
 _ROUNDED: Final = 1 + 1e-6
 """Largest factor by which a view exceeds its ranges, since draws and boxes are float32."""
@@ -31,7 +31,7 @@ class Reach:
 
 
 def reach_of(geometry: GeometryConfig) -> Reach:
-    """The reach of all views that `pipelines.views.draws.draw_view` can draw."""
+    """The reach of all views that `peclr_dali.pipelines.views.draws.draw_view` can draw."""
     least, most = magnification_range(geometry)
     side = (1 + 2 * geometry.translation_frac) * _widening(*geometry.rotation_deg) / least
     sides = [side]

@@ -13,7 +13,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.arrays import BoolArray, IntArray
+from peclr_dali.pipelines.arrays import BoolArray, IntArray
 
 LEAST_PIXELS: Final = 2**18
 """Images with fewer pixels are decoded whole: a region would save little."""

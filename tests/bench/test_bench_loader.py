@@ -11,20 +11,20 @@ import cv2
 import numpy as np
 import pytest
 
-from bench.loaders.compare import compare_loaders, require_sound, verdict
-from bench.loaders.frames import make_frames
-from bench.loaders.parts import first_chunks, parts_of_loader
-from bench.loaders.peers import installed_peers
-from bench.measure import Rounds
-from bench.our_loader import make_endless_loader
-from errors import UserError
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.sources import load_index
-from pipelines.sources.shards.pack import pack
+from peclr_dali.bench.loaders.compare import compare_loaders, require_sound, verdict
+from peclr_dali.bench.loaders.frames import make_frames
+from peclr_dali.bench.loaders.parts import first_chunks, parts_of_loader
+from peclr_dali.bench.loaders.peers import installed_peers
+from peclr_dali.bench.measure import Rounds
+from peclr_dali.bench.our_loader import make_endless_loader
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.shards.pack import pack
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import World
 from tests.command_line import run_cli
 from tests.train.tiny_run import write_images
-from train.config.pretraining import Config
-from train.distributed.world import World
 
 CPU = World().device
 
@@ -93,7 +93,7 @@ def test_the_decoder_alone_sees_images_of_all_sizes(images: Path) -> None:
 def test_too_few_images_are_reported(
     images: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bench.loaders.compare.compare_loaders", never)
+    monkeypatch.setattr("peclr_dali.bench.loaders.compare.compare_loaders", never)
     assert run_cli("bench-loader", *of(images), "--batch", "64") == 2
     assert "48 images, fewer than --batch = 64: use more images or a smaller batch" in capsys.readouterr().err
 

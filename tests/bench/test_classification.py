@@ -17,21 +17,21 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bench.classification.classify import accuracies, draw_groups, predict
-from bench.classification.documents import draw_photographs
-from bench.classification.encoders import features_of, load_frozen
-from bench.classification.labels import Labels, read_labels, splits
-from bench.classification.neighbours import COUNT, GAP_PX, SIDE_PX, save_neighbours
-from bench.pages.documentation import fill_tables
-from errors import UserError
-from models.network import Normalize
-from pipelines.config import DataConfig, each_source
-from pipelines.sources import load_index
+from peclr_dali.bench.classification.classify import accuracies, draw_groups, predict
+from peclr_dali.bench.classification.documents import draw_photographs
+from peclr_dali.bench.classification.encoders import features_of, load_frozen
+from peclr_dali.bench.classification.labels import Labels, read_labels, splits
+from peclr_dali.bench.classification.neighbours import COUNT, GAP_PX, SIDE_PX, save_neighbours
+from peclr_dali.bench.pages.documentation import fill_tables
+from peclr_dali.errors import UserError
+from peclr_dali.models.network import Normalize
+from peclr_dali.pipelines.config import DataConfig, each_source
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.runs.pictures import read_sheet
 from tests.command_line import run_cli
 from tests.conftest import Record
 from tests.train.narrow import narrow_resnet18
 from tools import sign_digits
-from train.runs.pictures import read_sheet
 
 
 @pytest.fixture(scope="module", autouse=True)

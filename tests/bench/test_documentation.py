@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.pages.documentation import fill_tables, pages_with_tables, write_docs
-from errors import UserError
+from peclr_dali.bench.pages.documentation import fill_tables, pages_with_tables, write_docs
+from peclr_dali.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.command import limited
-from bench.rows import read_rows
+from peclr_dali.bench.gpu.command import limited
+from peclr_dali.bench.rows import read_rows
 from tests.bench.test_documentation import step_row
 from tests.command_line import run_cli
 

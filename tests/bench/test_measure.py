@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.measure import (
+from peclr_dali.bench.measure import (
     Rate,
     Rounds,
     cpu_seconds,

@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from bench.loaders.peers import PEERS, Peer, dali, installed_peers, opencv, paper_draws, workers
-from bench.loaders.peers.opencv import AuthorsSamples, OpencvSamples, OpencvViews, hsv_table, jitter_hsv
-from bench.loaders.peers.paper_draws import VIEW_PX, PeerDraw, draw, endless_batches, source_to_view_px
-from bench.loaders.peers.torchvision_v2 import TorchvisionViews
-from bench.loaders.peers.workers import ViewsOfFiles
-from pipelines.samples.index import WHOLE_IMAGE
+from peclr_dali.bench.loaders.peers import PEERS, Peer, dali, installed_peers, opencv, paper_draws, workers
+from peclr_dali.bench.loaders.peers.opencv import AuthorsSamples, OpencvSamples, OpencvViews, hsv_table, jitter_hsv
+from peclr_dali.bench.loaders.peers.paper_draws import VIEW_PX, PeerDraw, draw, endless_batches, source_to_view_px
+from peclr_dali.bench.loaders.peers.torchvision_v2 import TorchvisionViews
+from peclr_dali.bench.loaders.peers.workers import ViewsOfFiles
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE
 
 IDENTITY = PeerDraw(rotation_deg=0, x_frac=0, y_frac=0, scale=1, hue=1, saturation=1, value=1, value_shift=0)
 LEVELS = list(range(10, 250, 20))
@@ -177,7 +177,7 @@ def test_dali_views(paths: list[Path], boxes_px: BoxArray, monkeypatch: pytest.M
 @pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
 def test_every_entry_names_a_function(peer: Peer) -> None:
     if peer.needs is None:
-        assert callable(pkgutil.resolve_name(f"bench.loaders.peers.{peer.function}"))
+        assert callable(pkgutil.resolve_name(f"peclr_dali.bench.loaders.peers.{peer.function}"))
         return
     module, _, function = peer.function.partition(":")
     source = (Path(opencv.__file__).with_name(f"{module}.py")).read_text()
@@ -186,7 +186,9 @@ def test_every_entry_names_a_function(peer: Peer) -> None:
 
 @pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")
 def test_ffcv_makes_the_views_that_opencv_makes() -> None:
-    ffcv_packed = pytest.importorskip("bench.loaders.peers.ffcv_packed", reason="needs FFCV", exc_type=ImportError)
+    ffcv_packed = pytest.importorskip(
+        "peclr_dali.bench.loaders.peers.ffcv_packed", reason="needs FFCV", exc_type=ImportError
+    )
     coarse = np.random.default_rng(0).integers(60, 200, (12, 16, 3), np.uint8)
     source = cv2.resize(coarse, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
     one = PeerDraw(30, 0.1, -0.05, 1.5, hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import rows
-from errors import UserError
+from peclr_dali.bench import rows
+from peclr_dali.errors import UserError
 from tests.command_line import run_cli
 from tests.full_disk import files_of_at_most
 
@@ -29,7 +29,9 @@ def test_a_torn_file_is_refused_at_the_start_and_later(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(text)
-    monkeypatch.setattr("bench.loaders.compare.compare_loaders", lambda *arguments: pytest.fail("begins to measure"))
+    monkeypatch.setattr(
+        "peclr_dali.bench.loaders.compare.compare_loaders", lambda *arguments: pytest.fail("begins to measure")
+    )
     for command in (["bench-loader"], ["bench-train"], ["experiment", "configs/studies/compositions.toml"]):
         assert run_cli(*command, "--record", str(file)) == 2
         error = capsys.readouterr().err

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from bench.measure import Rate, Rounds
-from bench.training import report, step
-from errors import UserError
-from pipelines.batch import Batch
-from pipelines.config import DataConfig
-from pipelines.sources import load_index
+from peclr_dali.bench.measure import Rate, Rounds
+from peclr_dali.bench.training import report, step
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import World
 from tests.command_line import run_cli
 from tests.train.tiny_run import TINY, write_images
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.distributed.world import World
 
 ALL = {"cached", "loaded", "gradient", "averaged"}
 QUICK = Rounds(repeats=2, repeat_s=0.01, warmup_s=0.0)

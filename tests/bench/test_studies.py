@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.pages.documentation import fill_tables, write_docs
-from bench.studies.pictures import draw_claims
-from bench.studies.rows import FILES, claims_of_paper, study_names
-from errors import UserError
+from peclr_dali.bench.pages.documentation import fill_tables, write_docs
+from peclr_dali.bench.studies.pictures import draw_claims
+from peclr_dali.bench.studies.rows import FILES, claims_of_paper, study_names
+from peclr_dali.errors import UserError
 
 MACHINE = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
 ROOT = Path(__file__).parents[2]

@@ -18,18 +18,30 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import experiments.compare
-from errors import UserError
-from errors.refused import machine_error_line
-from experiments import measure, run
-from experiments.compare import Row, compare
-from experiments.config import Arm, Claim, Dataset, Maps, MeasuredArm, Plan, Render, Scale, Shared, Study, load_study
-from experiments.measure import Arrays
-from experiments.run import run_study
+import peclr_dali.experiments.compare
+from peclr_dali.errors import UserError
+from peclr_dali.errors.refused import machine_error_line
+from peclr_dali.experiments import measure, run
+from peclr_dali.experiments.compare import Row, compare
+from peclr_dali.experiments.config import (
+    Arm,
+    Claim,
+    Dataset,
+    Maps,
+    MeasuredArm,
+    Plan,
+    Render,
+    Scale,
+    Shared,
+    Study,
+    load_study,
+)
+from peclr_dali.experiments.measure import Arrays
+from peclr_dali.experiments.run import run_study
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.interrupt import Interrupted
+from peclr_dali.train.runs.checkpoint import write_checkpoint
 from tests.command_line import run_cli
-from train.config.pretraining import Config
-from train.distributed.interrupt import Interrupted
-from train.runs.checkpoint import write_checkpoint
 
 HANDS = 50
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments.config import Maps
-from experiments.measure import Arrays, measure_errors, measure_maps, shifted
-from models.pose import PoseOutput
-from pipelines.samples.index import Index
-from pipelines.sources import load_index
-from skeleton import HAND
+from peclr_dali.experiments.config import Maps
+from peclr_dali.experiments.measure import Arrays, measure_errors, measure_maps, shifted
+from peclr_dali.models.pose import PoseOutput
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.skeleton import HAND
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.pose.inference import canonical_loader
+from peclr_dali.train.pose.metrics import Floats
+from peclr_dali.train.pose.pose_run import PoseRun
 from tests.train import tiny_hands
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.distributed.world import World
-from train.pose.inference import canonical_loader
-from train.pose.metrics import Floats
-from train.pose.pose_run import PoseRun
 
 MAPS = Maps(better="a", than="b", rotations=5, translations=3)
 

@@ -12,18 +12,18 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from cli import main
-from errors import UserError
-from experiments.commands import commands_of
-from experiments.config import MeasuredArm, Plan, load_study
-from experiments.run import run_study
-from pipelines.config import DataConfig
-from pipelines.samples.shares import micro_batch_share
+from peclr_dali.cli import main
+from peclr_dali.errors import UserError
+from peclr_dali.experiments.commands import commands_of
+from peclr_dali.experiments.config import MeasuredArm, Plan, load_study
+from peclr_dali.experiments.run import run_study
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
 from tests.train import tiny_hands
 from tests.train.narrow import narrow_resnet18
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.config.pretraining import Config
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs" / "studies").glob("*.toml"))
@@ -151,7 +151,7 @@ def test_an_arm_of_the_other_scale_is_refused() -> None:
 def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("hands")
     tiny_hands.write_hands(root, poses=8)
-    with narrow_resnet18(), patch("train.trainer.save_views"):
+    with narrow_resnet18(), patch("peclr_dali.train.trainer.save_views"):
         yield root
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from machine.compiled import choose_cache_folder
-from machine.user_cache import user_cache
+from peclr_dali.machine.compiled import choose_cache_folder
+from peclr_dali.machine.user_cache import user_cache
 from tests.train import tiny_run
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def test_a_command_keeps_what_it_compiles_in_a_temporary_folder(place: Path) -> 
 
 
 def test_importing_a_module_needs_no_folder(place: Path) -> None:
-    program = "import os; from pipelines.render.cpu_kernels import make_views; print('NUMBA_CACHE_DIR' in os.environ)"
+    program = "import os; from peclr_dali.pipelines.render.cpu_kernels import make_views; print('NUMBA_CACHE_DIR' in os.environ)"
     done = run_bound(place, "-c", program)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
@@ -105,7 +105,7 @@ def test_a_changed_constant_of_another_file_is_compiled_anew(tmp_path: Path) -> 
     package.mkdir()
     (package / "doubled.py").write_text(
         "import numba\n"
-        "from machine.compiled import cached\n"
+        "from peclr_dali.machine.compiled import cached\n"
         "from package.limits import LIMIT\n"
         "@cached(numba.njit)\n"
         "def doubled(): return 2 * LIMIT\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from machine import cores
+from peclr_dali.machine import cores
 
 V2 = "0::/kubepods/pod7/container3\n"
 V1 = "12:cpuset:/pods\n4:cpu,cpuacct:/pods/pod7\n1:name=systemd:/pods\n0::/pods\n"

@@ -7,9 +7,9 @@ import safetensors.torch
 import torch
 import torchvision
 
-from errors import UserError
-from models.config import EncoderConfig
-from models.encoders import build_encoder, make_encoder
+from peclr_dali.errors import UserError
+from peclr_dali.models.config import EncoderConfig
+from peclr_dali.models.encoders import build_encoder, make_encoder
 
 
 def save_resnet18(path: Path) -> dict[str, torch.Tensor]:

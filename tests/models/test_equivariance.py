@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.config import EquivarianceConfig, Extent, Variant
-from models.equivariance import build_undo, undo_view
+from peclr_dali.models.config import EquivarianceConfig, Extent, Variant
+from peclr_dali.models.equivariance import build_undo, undo_view
 
 MAPS = 1000
 POINTS = 64

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.config import ProjectorConfig
-from models.network import IMAGENET_MEAN, IMAGENET_STD, Normalize, build_projector
+from peclr_dali.models.config import ProjectorConfig
+from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD, Normalize, build_projector
 
 
 def every_pixel(layout: torch.memory_format) -> torch.Tensor:

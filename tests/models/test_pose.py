@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from models.config import PoseConfig
-from models.encoders import make_encoder
-from models.pose import (
+from peclr_dali.models.config import PoseConfig
+from peclr_dali.models.encoders import make_encoder
+from peclr_dali.models.pose import (
     ROOT_DEPTH_RANGE,
     PoseNetwork,
     back_project,
@@ -20,8 +20,8 @@ from models.pose import (
     view_intrinsics,
     wrist_from_palm,
 )
-from skeleton import HAND
-from synthetic.kinematics import LIMITS_RAD, draw_shape, pose_hand
+from peclr_dali.skeleton import HAND
+from peclr_dali.synthetic.kinematics import LIMITS_RAD, draw_shape, pose_hand
 
 HANDS = 20_000
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from errors import UserError
-from models import timm_encoder
-from models.config import EncoderConfig
-from models.encoders import build_encoder, make_encoder
+from peclr_dali.errors import UserError
+from peclr_dali.models import timm_encoder
+from peclr_dali.models.config import EncoderConfig
+from peclr_dali.models.encoders import build_encoder, make_encoder
 
 
 def _create(*names: str, **options: Any) -> torch.nn.Module:

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image
 
-from pipelines.files.check import check_image
-from pipelines.files.image_file import BadImage
-from pipelines.render.chunk import chunk_of
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.image_file import BadImage
+from peclr_dali.pipelines.render.chunk import chunk_of
 from tests.pipelines.harness import decode_chunk
 
 BATCH = 64

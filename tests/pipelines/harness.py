@@ -12,23 +12,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipelines.arrays import BoolArray, FloatArray
-from pipelines.batch import Batch, View
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.files.check import check_image
-from pipelines.loader import Loader
-from pipelines.loader.read import Quarantine
-from pipelines.render.chunk import Chunk
-from pipelines.render.dali_graph import decode_pipeline
-from pipelines.render.renderers import make_renderer
-from pipelines.render.runner import run_chunks
-from pipelines.render.settings import Settings
-from pipelines.samples.index import Index
-from pipelines.samples.order import EpochOrder, Order, RankSlice, Schedule
-from pipelines.sources.folder import load_folder
-from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import draw_view
-from pipelines.views.plan import plan_views
+from peclr_dali.pipelines.arrays import BoolArray, FloatArray
+from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.loader.read import Quarantine
+from peclr_dali.pipelines.render.chunk import Chunk
+from peclr_dali.pipelines.render.dali_graph import decode_pipeline
+from peclr_dali.pipelines.render.renderers import make_renderer
+from peclr_dali.pipelines.render.runner import run_chunks
+from peclr_dali.pipelines.render.settings import Settings
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import EpochOrder, Order, RankSlice, Schedule
+from peclr_dali.pipelines.sources.folder import load_folder
+from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.draws import draw_view
+from peclr_dali.pipelines.views.plan import plan_views
 
 Image = npt.NDArray[np.uint8]
 Backend = Literal["dali", "cpu"]

@@ -34,13 +34,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.loader import Loader
-from pipelines.loader.read import SUBSTITUTE_ATTEMPTS, Quarantine
-from pipelines.samples.index import WHOLE_IMAGE
-from pipelines.samples.order import EpochOrder, RankSlice, Schedule
-from pipelines.sources.folder import load_folder
-from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS, Quarantine
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE
+from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
+from peclr_dali.pipelines.sources.folder import load_folder
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.pipelines.mutations import Made, good_file, mutated_file
 from tests.pipelines.second_opinion import MAX_LEVELS, MEAN_LEVELS, Verdict, judge, opinion_of
 

@@ -14,9 +14,9 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.views.appearance import Column
-from pipelines.views.augmentation import AppearanceConfig, ColourConfig, GeometryConfig
-from pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.appearance import Column
+from peclr_dali.pipelines.views.augmentation import AppearanceConfig, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.draws import Draw
 
 Array = npt.NDArray[np.float64]
 FloatArray = npt.NDArray[np.float32]
@@ -35,7 +35,7 @@ MAX_HALVINGS = 6
 def view_matrices(
     box_px: FloatArray, size_px: tuple[int, int], draws: FloatArray, side_px: int, *, mirror: bool = False
 ) -> tuple[Array, Array]:
-    """Augmentation and source-to-view matrix, both (2, 3), of one sample; frames as in `pipelines.batch.View`.
+    """Augmentation and source-to-view matrix, both (2, 3), of one sample; frames as in `peclr_dali.pipelines.batch.View`.
 
     Args:
         box_px: (3,) centre x, centre y, side; side 0 means the square around the whole image.

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipelines.arrays import FloatArray
-from pipelines.render.apply_appearance import apply_appearance
-from pipelines.samples.index import Index
-from pipelines.views.appearance import CHANGES, MAX_BLUR_SIGMA_PX, Column, noise_levels
-from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import Draw
+from peclr_dali.pipelines.arrays import FloatArray
+from peclr_dali.pipelines.render.apply_appearance import apply_appearance
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.views.appearance import CHANGES, MAX_BLUR_SIGMA_PX, Column, noise_levels
+from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.draws import Draw
 from tests.pipelines import harness, reference
 from tests.pipelines.harness import BACKENDS, NO_COLOUR, Backend, Image, load, make_views, smooth_image, write_jpegs
 from tests.pipelines.test_views import CENTER_BOX, PLAIN_DRAW, far_from_fill
@@ -174,7 +174,7 @@ def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str, monke
     draws[3::7, Column[option.upper()]] = 0
     made = []
     for devices in (frozenset({"cpu"}), frozenset[str]()):
-        monkeypatch.setattr("pipelines.render.apply_appearance._IN_LOOPS", devices)
+        monkeypatch.setattr("peclr_dali.pipelines.render.apply_appearance._IN_LOOPS", devices)
         views = torch.from_numpy(images.copy())
         apply_appearance(views, draws, ALWAYS[option], slice(1, None, 2))
         made.append(views.numpy().astype(int))

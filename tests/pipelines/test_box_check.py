@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.samples.index import WHOLE_IMAGE, Index
-from pipelines.sources import load_index
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
+from peclr_dali.pipelines.sources import load_index
 from tests.pipelines.sources.layouts import write_image
 from tests.pipelines.sources.test_freihand import write_part
 

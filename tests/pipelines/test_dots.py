@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pipelines.views.augmentation import ColourConfig, GeometryConfig
-from pipelines.views.draws import COLUMNS, Draw
+from peclr_dali.pipelines.views.augmentation import ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.draws import COLUMNS, Draw
 from tests.conftest import RESULTS, Record
 from tests.pipelines.harness import Image, make_views
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipelines.arrays import FloatArray
-from pipelines.randomness import MOST_VIEWS
-from pipelines.views.appearance import CHANGES, Column
-from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import COLUMNS, UNIFORMS_PER_VIEW, Draw, draw_view
+from peclr_dali.pipelines.arrays import FloatArray
+from peclr_dali.pipelines.randomness import MOST_VIEWS
+from peclr_dali.pipelines.views.appearance import CHANGES, Column
+from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.draws import COLUMNS, UNIFORMS_PER_VIEW, Draw, draw_view
 
 DEFAULT = Augmentation()
 CROPPED = GeometryConfig(crop_probability=0.25, flip_probability=0.35)

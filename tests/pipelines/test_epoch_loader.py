@@ -19,13 +19,20 @@ import numpy as np
 import pytest
 import torch
 
-from errors import UserError
-from pipelines import AppearanceConfig, ColourConfig, DataConfig, GeometryConfig, PipelinesConfig, make_loader
-from pipelines.batch import Batch
-from pipelines.loader import Loader
-from pipelines.loader.epoch_loader import EpochLoader
-from pipelines.samples.index import Index
-from pipelines.samples.order import build_order
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines import (
+    AppearanceConfig,
+    ColourConfig,
+    DataConfig,
+    GeometryConfig,
+    PipelinesConfig,
+    make_loader,
+)
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.loader.epoch_loader import EpochLoader
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import build_order
 from tests.pipelines.harness import (
     BACKENDS,
     SMALL,
@@ -307,8 +314,8 @@ def test_the_ranks_of_a_machine_share_its_cores(folder: Path, monkeypatch: pytes
             super().__init__(*args, **options)
             threads.append(self.settings.threads)
 
-    monkeypatch.setattr("pipelines.loader.epoch_loader.Loader", Seen)
-    monkeypatch.setattr("pipelines.render.settings.available_cores", lambda: 6)
+    monkeypatch.setattr("peclr_dali.pipelines.loader.epoch_loader.Loader", Seen)
+    monkeypatch.setattr("peclr_dali.pipelines.render.settings.available_cores", lambda: 6)
     for name, number in {"RANK": 1, "WORLD_SIZE": 3, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 3}.items():
         monkeypatch.setenv(name, str(number))
     with make_loader(folder, batch=6, geometry=SMALL.geometry, device="cpu") as loader:
@@ -362,7 +369,7 @@ def test_a_forked_process_is_told_to_make_its_own_loader(folder: Path) -> None:
     """The loader's threads stay in the first process; waiting for their batches would never end."""
     program = f"""
 import os
-from pipelines import PipelinesConfig, make_loader
+from peclr_dali.pipelines import PipelinesConfig, make_loader
 loader = make_loader({str(folder)!r}, batch=6, device="cpu", config=PipelinesConfig(threads=2))
 batches = iter(loader)
 next(batches)
@@ -447,7 +454,7 @@ def test_a_loader_without_references_stops(folder: Path) -> None:
 
 _SCRIPT = """
 import os, signal, sys
-import pipelines
+import peclr_dali.pipelines
 import pipelines.config, pipelines.views.augmentation
 assert not {"torch", "nvidia", "numba", "cv2"} & sys.modules.keys(), "importing pipelines is not cheap"
 import cv2, numba, nvidia.dali, torch  # OpenCV changes the environment
@@ -456,7 +463,7 @@ threads, handlers = torch.get_num_threads(), [signal.getsignal(number) for numbe
 loader = pipelines.make_loader(sys.argv[1], batch=6, geometry=pipelines.GeometryConfig(side_px=16), device="cpu")
 for batch in loader:
     break
-assert "machine.freed_memory" not in sys.modules, "malloc is set by commands only"
+assert "peclr_dali.machine.freed_memory" not in sys.modules, "malloc is set by commands only"
 assert torch.get_num_threads() == threads
 assert [signal.getsignal(number) for number in (2, 15)] == handlers
 changed = {name for name in environment | os.environ if environment.get(name) != os.environ.get(name)}

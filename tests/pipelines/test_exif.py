@@ -16,11 +16,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from pipelines.files.check import check_image
-from pipelines.files.exif import read_orientation, stored_to_upright_px, upright_size_px
-from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import draw_view
-from pipelines.views.regions import LEAST_PIXELS
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.exif import read_orientation, stored_to_upright_px, upright_size_px
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.draws import draw_view
+from peclr_dali.pipelines.views.regions import LEAST_PIXELS
 from tests.pipelines.decoder_fuzz import good_files, smooth_picture
 from tests.pipelines.harness import BACKENDS, decode_chunk, make_views, plan_files, smooth_image
 from tests.pipelines.image_parts import (

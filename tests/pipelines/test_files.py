@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.files.check import check_image
-from pipelines.files.image_file import MAX_PIXELS, BadImage
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.image_file import MAX_PIXELS, BadImage
 from tests.pipelines.decoder_fuzz import BATCH, decode, encoded, good_files
 from tests.pipelines.image_parts import Part, put_together
 

@@ -23,17 +23,17 @@ import numpy as np
 import pytest
 import torch
 
-from errors import UserError
-from pipelines import loader
-from pipelines.arrays import BoolArray, FloatArray
-from pipelines.batch import Batch, View
-from pipelines.files.check import check_image
-from pipelines.files.image_file import ImageFile
-from pipelines.render.renderers import FusedViews
-from pipelines.render.settings import choose_settings
-from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import Draw
-from pipelines.views.plan import plan_views
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines import loader
+from peclr_dali.pipelines.arrays import BoolArray, FloatArray
+from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.image_file import ImageFile
+from peclr_dali.pipelines.render.renderers import FusedViews
+from peclr_dali.pipelines.render.settings import choose_settings
+from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.plan import plan_views
 from tests.pipelines import harness, reference
 from tests.pipelines.harness import (
     NO_COLOUR,
@@ -48,7 +48,7 @@ from tests.pipelines.harness import (
 )
 from tests.pipelines.test_views import PLAIN_DRAW
 
-KERNEL = "pipelines.render.gpu_kernel"
+KERNEL = "peclr_dali.pipelines.render.gpu_kernel"
 Fill = int | Literal["edge"]
 Jitter = Literal["none", "hsv", "linear"]
 
@@ -346,7 +346,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     from triton import knobs
     from triton.runtime import driver
 
-    from pipelines.render.gpu_kernel import _make_pixels, constants
+    from peclr_dali.pipelines.render.gpu_kernel import _make_pixels, constants
 
     def compile_for(capability: int, fill: Fill, jitter: Jitter, **changed: Any) -> tuple[Any, int]:
         monkeypatch.setattr(driver, "_active", NoGpu(capability))

@@ -14,14 +14,14 @@ import pytest
 import torch
 from nvidia.dali import Pipeline
 
-from pipelines.batch import Batch
-from pipelines.config import PipelinesConfig
-from pipelines.render.dali_graph import decode_pipeline, view_pipeline
-from pipelines.render.renderers import CpuViews, DaliViews, FusedViews, make_renderer
-from pipelines.render.settings import choose_settings
-from pipelines.samples.index import Index
-from pipelines.samples.order import EpochOrder
-from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.config import PipelinesConfig
+from peclr_dali.pipelines.render.dali_graph import decode_pipeline, view_pipeline
+from peclr_dali.pipelines.render.renderers import CpuViews, DaliViews, FusedViews, make_renderer
+from peclr_dali.pipelines.render.settings import choose_settings
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import EpochOrder
+from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from tests.conftest import Record
 from tests.pipelines import reference
 from tests.pipelines.harness import (

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.render.settings import samples_in_chunk
-from pipelines.samples.image_sizes import largest_pixels, spread
-from pipelines.samples.index import Index
-from pipelines.samples.store import JoinedStore, SelectedStore, Store
-from pipelines.sources.shards.shard_store import Shards, ShardStore
+from peclr_dali.pipelines.render.settings import samples_in_chunk
+from peclr_dali.pipelines.samples.image_sizes import largest_pixels, spread
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.store import JoinedStore, SelectedStore, Store
+from peclr_dali.pipelines.sources.shards.shard_store import Shards, ShardStore
 
 
 def test_the_largest_image_of_a_sample_is_found(tmp_path: Path) -> None:

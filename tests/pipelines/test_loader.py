@@ -20,15 +20,15 @@ import torch
 from nvidia.dali import Pipeline
 from PIL import Image as PillowImage
 
-from errors import UserError
-from machine.cores import warn_of_threads
-from pipelines.batch import Batch
-from pipelines.loader.read import SUBSTITUTE_ATTEMPTS, Quarantine
-from pipelines.samples.index import WHOLE_IMAGE, Index, read_file
-from pipelines.samples.join import join
-from pipelines.samples.order import EpochOrder, Order, build_order
-from pipelines.samples.store import Store
-from pipelines.views.augmentation import Augmentation, GeometryConfig
+from peclr_dali.errors import UserError
+from peclr_dali.machine.cores import warn_of_threads
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS, Quarantine
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, read_file
+from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.samples.order import EpochOrder, Order, build_order
+from peclr_dali.pipelines.samples.store import Store
+from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
 from tests.pipelines.harness import (
     BACKENDS,
     SMALL_PLAIN,
@@ -242,8 +242,8 @@ def failing(folder: Index, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], S
             def read(self, row: int) -> bytes:
                 return read(f"{folder.root}/{folder.paths[row]}")
 
-        monkeypatch.setattr("pipelines.samples.index.read_file", read)
-        monkeypatch.setattr("pipelines.loader.read.read_sound_jpegs", lambda paths: [None] * len(paths))
+        monkeypatch.setattr("peclr_dali.pipelines.samples.index.read_file", read)
+        monkeypatch.setattr("peclr_dali.pipelines.loader.read.read_sound_jpegs", lambda paths: [None] * len(paths))
         return Files()
 
     return fail
@@ -299,10 +299,10 @@ import resource
 import cv2
 import numpy as np
 import psutil
-from errors import UserError
-from pipelines.files.check import check_image
-from pipelines.render.chunk import chunk_of
-from pipelines.render.runner import FileDecoder
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.render.chunk import chunk_of
+from peclr_dali.pipelines.render.runner import FileDecoder
 from tests.pipelines.harness import settings_of
 
 def chunk(side_px):
@@ -410,7 +410,7 @@ def test_a_closed_loader_raises_an_error(folder: Index) -> None:
 def test_many_threads_give_a_warning(
     folder: Index, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("machine.cores.available_cores", lambda: 1)
+    monkeypatch.setattr("peclr_dali.machine.cores.available_cores", lambda: 1)
     warn_of_threads.cache_clear()
     for threads in (None, 2, 3):
         loader_of(folder, threads=threads).close()

@@ -1,4 +1,4 @@
-from pipelines.loader.buffers import PixelBuffers
+from peclr_dali.pipelines.loader.buffers import PixelBuffers
 
 
 def test_a_buffer_is_reused_only_when_nothing_refers_to_it() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errors import UserError
-from pipelines.arrays import IntArray
-from pipelines.samples.index import Index, SourceRows
-from pipelines.samples.order import (
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.samples.index import Index, SourceRows
+from peclr_dali.pipelines.samples.order import (
     EpochOrder,
     MixtureOrder,
     RankSlice,
@@ -20,7 +20,7 @@ from pipelines.samples.order import (
     rows_per_batch,
     spread,
 )
-from pipelines.samples.shares import micro_batch_share
+from peclr_dali.pipelines.samples.shares import micro_batch_share
 
 
 @settings(max_examples=50, deadline=None)

@@ -4,10 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.files.check import check_image
-from pipelines.files.image_file import MAX_FILE_BYTES, BadImage
-from pipelines.files.reading import read_sound_jpegs
-from pipelines.samples.index import read_file
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES, BadImage
+from peclr_dali.pipelines.files.reading import read_sound_jpegs
+from peclr_dali.pipelines.samples.index import read_file
 from tests.pipelines.decoder_fuzz import good_files
 
 

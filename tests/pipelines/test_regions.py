@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.arrays import FloatArray
-from pipelines.batch import Batch, View
-from pipelines.views.augmentation import Augmentation, GeometryConfig
-from pipelines.views.draws import Draw
-from pipelines.views.plan import Plan, plan_views
+from peclr_dali.pipelines.arrays import FloatArray
+from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
+from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.plan import Plan, plan_views
 from tests.pipelines.harness import (
     BACKENDS,
     NO_COLOUR,
@@ -103,7 +103,7 @@ def test_the_loader_decodes_regions_by_itself(
         shares.append(float((plan.shape_px < size_px).any(axis=1).mean()))
         return plan
 
-    monkeypatch.setattr("pipelines.loader.plan.plan_views", counted)
+    monkeypatch.setattr("peclr_dali.pipelines.loader.plan.plan_views", counted)
 
     def batches(decode: Literal["auto", "whole"]) -> list[Batch]:
         shares.clear()

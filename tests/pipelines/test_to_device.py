@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.to_device import to_device
+from peclr_dali.pipelines.to_device import to_device
 
 
 def test_a_cpu_shares_the_memory() -> None:

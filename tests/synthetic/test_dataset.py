@@ -9,17 +9,17 @@ import cv2
 import numpy as np
 import pytest
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.files.check import check_image
-from pipelines.sources.boxes import read_boxes
-from pipelines.sources.freihand import load_freihand
-from synthetic import dataset, make_dataset
-from synthetic.dataset import Recipe, parts_of, scenes_of
-from synthetic.hand import project
-from synthetic.scenes import draw_scene
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.sources.boxes import read_boxes
+from peclr_dali.pipelines.sources.freihand import load_freihand
+from peclr_dali.synthetic import dataset, make_dataset
+from peclr_dali.synthetic.dataset import Recipe, parts_of, scenes_of
+from peclr_dali.synthetic.hand import project
+from peclr_dali.synthetic.scenes import draw_scene
+from peclr_dali.writing import NotWritten
 from tests.full_disk import files_of_at_most
-from writing import NotWritten
 
 # More poses than one task takes, so that two workers share them.
 POSES, SEED, SCENES = 9, 5, 6

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from synthetic.kinematics import LIMITS_RAD, draw_shape, pose_hand
-from synthetic.poses import MAX_OVERLAP_M, deepest_overlap, draw_pose, within_limits
+from peclr_dali.synthetic.kinematics import LIMITS_RAD, draw_shape, pose_hand
+from peclr_dali.synthetic.poses import MAX_OVERLAP_M, deepest_overlap, draw_pose, within_limits
 
 
 @pytest.mark.parametrize("grasp", [False, True])

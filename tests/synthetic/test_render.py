@@ -4,10 +4,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from synthetic.field import PARTS, Solids, distance_to_skin, part_distance
-from synthetic.hand import SIDE_PX, Hand, draw_hand, project, render_hand
-from synthetic.render import HIT_M, Rendering, render
-from synthetic.surface import NOTHING, OBJECT, SKIN
+from peclr_dali.synthetic.field import PARTS, Solids, distance_to_skin, part_distance
+from peclr_dali.synthetic.hand import SIDE_PX, Hand, draw_hand, project, render_hand
+from peclr_dali.synthetic.render import HIT_M, Rendering, render
+from peclr_dali.synthetic.surface import NOTHING, OBJECT, SKIN
 
 
 @cache

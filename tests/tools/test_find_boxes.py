@@ -18,17 +18,17 @@ import pytest
 
 pytest.importorskip("tqdm")
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.sources.boxes import read_boxes
-from pipelines.sources.folder import _NOT_READ, load_folder
-from skeleton import HAND
-from synthetic.dataset import make_dataset
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.sources.boxes import read_boxes
+from peclr_dali.pipelines.sources.folder import _NOT_READ, load_folder
+from peclr_dali.skeleton import HAND
+from peclr_dali.synthetic.dataset import make_dataset
+from peclr_dali.train.pose.predict import read_picture
 from tests.conftest import Record
 from tests.tools import mortal_detector
 from tools import find_boxes
 from tools.find_boxes import FoundHand, as_csv, rows_so_far
-from train.pose.predict import read_picture
 
 TOOL = Path(__file__).parents[2] / "tools" / "find_boxes.py"
 UV = Path(sys.executable).parent / "uv"

@@ -7,9 +7,9 @@ import signal
 import time
 from collections.abc import Sequence
 
-from pipelines.files.image_file import ImageFile
-from pipelines.render.decoder_process import DaliDecoder
-from pipelines.render.settings import Settings
+from peclr_dali.pipelines.files.image_file import ImageFile
+from peclr_dali.pipelines.render.decoder_process import DaliDecoder
+from peclr_dali.pipelines.render.settings import Settings
 
 KILL, ABORT, EXIT, HANG, COSTLY = (b"kill", b"abort", b"exit", b"hang", b"costly")
 

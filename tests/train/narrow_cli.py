@@ -1,6 +1,6 @@
 """`cli.py` for a process of its own, in which "resnet18" is narrow."""
 
-from cli import main
+from peclr_dali.cli import main
 from tests.train.narrow import narrow_resnet18
 
 if __name__ == "__main__":

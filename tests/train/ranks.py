@@ -24,7 +24,7 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as cli.py does; torch reads it wh
 
 # Imported once for all ranks; the last is what torch imports at the first backward pass, for seconds.
 _PRELOAD = [
-    "pytest", "cli", "train.pretrain", "train.finetune", "torch._dynamo", "torch.fx.experimental.symbolic_shapes",
+    "pytest", "cli", "peclr_dali.train.pretrain", "peclr_dali.train.finetune", "torch._dynamo", "torch.fx.experimental.symbolic_shapes",
 ]  # fmt: skip
 
 
@@ -121,14 +121,14 @@ def finetune_slowly(settings: Sequence[str]) -> None:
 
 def command(arguments: Sequence[str]) -> None:
     """`cli.py ...`, where "resnet18" is narrow."""
-    from cli import main
+    from peclr_dali.cli import main
 
     with narrow_resnet18():
         main.main(list(arguments))
 
 
 def _run(name: str, settings: Sequence[str]) -> None:
-    from cli import main
+    from peclr_dali.cli import main
     from tests.command_line import as_options
 
     main.main([name, "--resume", "auto", *as_options(settings)])
@@ -136,7 +136,7 @@ def _run(name: str, settings: Sequence[str]) -> None:
 
 @contextmanager
 def _slow_steps() -> Iterator[None]:
-    from train.steps.training_state import TrainingState
+    from peclr_dali.train.steps.training_state import TrainingState
 
     step = TrainingState.step
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from errors import UserError
+from peclr_dali.errors import UserError
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.steps.batch_statistics import synchronise
 from tests.train.tiny_step import Recompute, images, network, norms, run, to_double
-from train.distributed.world import World
-from train.steps.batch_statistics import synchronise
 
 
 @pytest.mark.parametrize("recompute", ["never", "always"])

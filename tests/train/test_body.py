@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 import torch
 
-from errors import UserError
-from models.config import PoseConfig
-from pipelines.batch import View
-from pipelines.samples.join import join
-from pipelines.sources import load_index
-from skeleton import BODY
+from peclr_dali.errors import UserError
+from peclr_dali.models.config import PoseConfig
+from peclr_dali.pipelines.batch import View
+from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.skeleton import BODY
+from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneDataConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.evaluation.evaluate import evaluate
+from peclr_dali.train.finetune import finetune
+from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn, left_for_right
+from peclr_dali.train.pose.pose_run import load_pose_run
+from peclr_dali.train.pose.predict import predict
+from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.report.write import write_report
 from tests.command_line import run_cli
 from tests.train import tiny_hands, tiny_people, tiny_run
-from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.evaluation.evaluate import evaluate
-from train.finetune import finetune
-from train.pose.labels import PoseLabels, labels_to_learn, left_for_right
-from train.pose.pose_run import load_pose_run
-from train.pose.predict import predict
-from train.pretrain import pretrain
-from train.report.write import write_report
 
 SETTINGS = ("data.source=coco", "pose.skeleton=body", "geometry.rotation_deg=[-20, 20]")
 

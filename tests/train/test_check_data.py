@@ -12,25 +12,25 @@ import zlib
 from pathlib import Path
 from unittest.mock import Mock
 
+import cli
 import cv2
 import numpy as np
 import pytest
 import torch
 
-import cli
-from errors import UserError
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.render.decoder_process import LIMIT_S
-from pipelines.samples.index import Index
-from pipelines.sources import load_index
-from pipelines.sources.folder import load_folder
-from pipelines.sources.shards.pack import pack
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.render.decoder_process import LIMIT_S
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.folder import load_folder
+from peclr_dali.pipelines.sources.shards.pack import pack
+from peclr_dali.train.data import check_data as check_data_file
+from peclr_dali.train.data.check_data import Checked, check_data
 from tests.pipelines.harness import jpeg, smooth_image
 from tests.pipelines.test_loader import UNDECODABLE
 from tests.train import tiny_run
 from tests.train.mortal_decoder import ABORT, COSTLY, EXIT, HANG, KILL, MortalDecoder
-from train.data import check_data as check_data_file
-from train.data.check_data import Checked, check_data
 
 
 def check(*sources: DataConfig, out: Path) -> list[Checked]:
@@ -70,7 +70,7 @@ def test_the_list_leaves_out_what_is_bad(images: Path, tmp_path: Path) -> None:
 def test_a_list_that_cannot_be_written_is_reported_before_the_work(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("train.data.check_data.load_index", lambda data: pytest.fail("begins the work"))
+    monkeypatch.setattr("peclr_dali.train.data.check_data.load_index", lambda data: pytest.fail("begins the work"))
     with pytest.raises(UserError, match=r"/proc/bad\.jsonl: cannot be written"):
         check(DataConfig(source="folder", root=str(images)), out=Path("/proc/bad.jsonl"))
 
@@ -241,7 +241,7 @@ def test_lists_that_do_not_fit_are_one_clear_line(images: Path, tmp_path: Path) 
 
 
 def test_all_hands_of_a_bad_frame_are_left_out(tmp_path: Path) -> None:
-    from pipelines.samples.bad_list import rows_not_listed, write_bad_list
+    from peclr_dali.pipelines.samples.bad_list import rows_not_listed, write_bad_list
 
     index = Index("frames", tmp_path, ["a.jpg", "b.jpg", "b.jpg", "c.jpg"], np.zeros((4, 3), np.float32))
     write_bad_list(tmp_path / "bad.jsonl", {"b.jpg": "empty file"}, checked=4)

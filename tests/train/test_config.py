@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from errors import UserError
-from pipelines.samples.shares import micro_batch_share
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.config.tables import first_difference, key_meanings, to_dict, to_toml
 from tests.command_line import run_cli
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.config.tables import first_difference, key_meanings, to_dict, to_toml
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,15 +11,15 @@ import click
 import pytest
 from pydantic import TypeAdapter
 
-from cli import main
-from errors import UserError
-from experiments.config import Study
+from peclr_dali.cli import main
+from peclr_dali.errors import UserError
+from peclr_dali.experiments.config import Study
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.config.tables import to_toml
 from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.config.tables import to_toml
 
 KINDS: tuple[type[object], ...] = (Config, FinetuneConfig, Study)
 ODD = ("inf", "-inf", "nan", "1e308", "-1e308", "1e-308", "-1", "0", str(10**40), str(-(10**40)), "0x" + "f" * 5000)

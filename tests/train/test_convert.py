@@ -12,15 +12,15 @@ import torchvision
 from torch import Tensor
 from torch.nn import functional as F
 
-from errors import UserError
-from models.config import EncoderConfig, PoseConfig, ProjectorConfig
-from models.encoders import build_encoder, make_encoder
-from models.network import IMAGENET_MEAN, IMAGENET_STD, build_network
-from models.pose import PoseNetwork, PoseOutput
-from models.weights import resnet_name
-from skeleton import FINGERS, HAND
-from train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
-from train.weights.convert import convert
+from peclr_dali.errors import UserError
+from peclr_dali.models.config import EncoderConfig, PoseConfig, ProjectorConfig
+from peclr_dali.models.encoders import build_encoder, make_encoder
+from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD, build_network
+from peclr_dali.models.pose import PoseNetwork, PoseOutput
+from peclr_dali.models.weights import resnet_name
+from peclr_dali.skeleton import FINGERS, HAND
+from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
+from peclr_dali.train.weights.convert import convert
 
 State = dict[str, Tensor]
 

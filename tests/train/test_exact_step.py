@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
-from errors import UserError
-from models.losses.nt_xent import NTXent
-from models.losses.vicreg import VICReg
-from pipelines.batch import Batch, View
+from peclr_dali.errors import UserError
+from peclr_dali.models.losses.nt_xent import NTXent
+from peclr_dali.models.losses.vicreg import VICReg
+from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.steps.exact import ExactStep, embed_views
 from tests.train.tiny_step import (
     SIDE_PX,
     UNDO,
@@ -33,8 +35,6 @@ from tests.train.tiny_step import (
     to_double,
     to_float,
 )
-from train.distributed.world import World
-from train.steps.exact import ExactStep, embed_views
 
 
 @pytest.mark.parametrize("loss_of", [NTXent(temperature=0.1), VICReg()], ids=lambda loss: loss.name)
@@ -166,7 +166,7 @@ def test_forward_and_backward_passes_are_the_ranks_own_work(recompute: Recompute
 
 def test_any_loss_of_any_module_on_any_number_of_views() -> None:
     """From `train`, on plain tensors: three views of vectors, and a function as the loss."""
-    from train import ExactStep
+    from peclr_dali.train import ExactStep
 
     def loss_of(embeddings: Tensor) -> Tensor:  # every sample with every other, over all views
         flat = embeddings.flatten(0, 1)
@@ -190,9 +190,9 @@ def test_importing_the_step_has_no_side_effects() -> None:
     program = """
 import os, sys, threading
 before = dict(os.environ)
-import train
+import peclr_dali.train
 assert "torch" not in sys.modules
-from train import ExactStep
+from peclr_dali.train import ExactStep
 assert not {"nvidia.dali", "numba", "cv2", "matplotlib"} & sys.modules.keys(), sys.modules.keys()
 assert threading.active_count() == 1
 assert os.environ == before

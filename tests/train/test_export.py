@@ -20,21 +20,21 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from errors import UserError
-from models.config import EncoderConfig
-from models.pose import PoseNetwork, PoseOutput
-from skeleton import HAND
-from synthetic import make_dataset
+from peclr_dali.errors import UserError
+from peclr_dali.models.config import EncoderConfig
+from peclr_dali.models.pose import PoseNetwork, PoseOutput
+from peclr_dali.skeleton import HAND
+from peclr_dali.synthetic import make_dataset
+from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.pose.pose_run import load_pose_run
+from peclr_dali.train.pose.predict import predict
+from peclr_dali.train.runs.checkpoint import METADATA_KEY, Checkpoints, load_checkpoint, sha256_of, write_checkpoint
+from peclr_dali.train.weights import export
+from peclr_dali.train.weights.convert import convert
+from peclr_dali.train.weights.export import OPSET, OUTPUTS, export_encoder, export_network, export_onnx
+from peclr_dali.train.weights.starting_weights import start_pose_network
 from tests.full_disk import files_of_at_most
 from tests.train.tiny_hands import untrained_run
-from train.config.tables import to_dict
-from train.pose.pose_run import load_pose_run
-from train.pose.predict import predict
-from train.runs.checkpoint import METADATA_KEY, Checkpoints, load_checkpoint, sha256_of, write_checkpoint
-from train.weights import export
-from train.weights.convert import convert
-from train.weights.export import OPSET, OUTPUTS, export_encoder, export_network, export_onnx
-from train.weights.starting_weights import start_pose_network
 
 ROOT = Path(__file__).parents[2]
 Pixels = npt.NDArray[np.uint8]

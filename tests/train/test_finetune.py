@@ -17,26 +17,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from errors import UserError
-from models.config import EncoderConfig, PoseConfig
-from models.encoders import build_encoder
-from models.pose import PoseNetwork
-from pipelines.sources import load_index
+from peclr_dali.errors import UserError
+from peclr_dali.models.config import EncoderConfig, PoseConfig
+from peclr_dali.models.encoders import build_encoder
+from peclr_dali.models.pose import PoseNetwork
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.evaluation.constants import evaluation_constants
+from peclr_dali.train.finetune import finetune
+from peclr_dali.train.pose.inference import Poses
+from peclr_dali.train.pose.labels import PoseLabels
+from peclr_dali.train.pose.pose_run import load_pose_run
+from peclr_dali.train.pose.sample_errors import errors_of
+from peclr_dali.train.pose.validation import Validation, best_of, validate
+from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.weights.starting_weights import start_pose_network
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import full_resnet18
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.distributed.world import World
-from train.evaluation.constants import evaluation_constants
-from train.finetune import finetune
-from train.pose.inference import Poses
-from train.pose.labels import PoseLabels
-from train.pose.pose_run import load_pose_run
-from train.pose.sample_errors import errors_of
-from train.pose.validation import Validation, best_of, validate
-from train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
-from train.runs.folder import RunFolder
-from train.weights.starting_weights import start_pose_network
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -161,7 +161,7 @@ def test_a_network_whose_weights_are_not_finite_is_never_the_best(
         network.head.weight.data.fill_(np.nan)  # type: ignore[operator]
         return validate(network, *arguments)
 
-    monkeypatch.setattr("train.finetune.validate", broken)
+    monkeypatch.setattr("peclr_dali.train.finetune.validate", broken)
     with pytest.raises(UserError, match="the loss is nan at step 6"):
         finetune(config_of(hands, tmp_path / "run"))
     assert not (tmp_path / "run" / "best").exists()
@@ -177,7 +177,7 @@ def test_a_resumed_run_keeps_a_best_network_although_the_better_one_of_before_is
         figures, poses = validate(*arguments)
         return {**figures, "pa_epe_cm": next(errors_cm)}, poses
 
-    monkeypatch.setattr("train.finetune.validate", scripted)
+    monkeypatch.setattr("peclr_dali.train.finetune.validate", scripted)
     folder = finetune(config_of(hands, tmp_path / "run", "run.keep=9"))
     assert load_pose_run(folder.root).step == 10
     for path in folder.checkpoints.paths():
@@ -225,7 +225,7 @@ def test_any_figure_is_better_than_none(hands: Path, tmp_path: Path, monkeypatch
         figures, poses = validate(*arguments)
         return {**figures, "pa_epe_cm": next(errors_cm)}, poses
 
-    monkeypatch.setattr("train.finetune.validate", unsure)
+    monkeypatch.setattr("peclr_dali.train.finetune.validate", unsure)
     folder = finetune(config_of(hands, tmp_path / "run"))
     assert load_pose_run(folder.root).step == 10
     assert best_of(folder.read_validations())["step"] == 10

@@ -12,10 +12,10 @@ import pytest
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.steps import memory
 from tests.command_line import run_cli
 from tests.train import ranks, tiny_hands, tiny_run
-from train.distributed.world import World
-from train.steps import memory
 
 GIB = 2**30
 V2 = "0::/kubepods/pod7\n"

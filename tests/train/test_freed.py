@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.finetune import finetune
+from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.steps.training_state import TrainingState
 from tests.train import tiny_hands, tiny_run
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.finetune import finetune
-from train.pretrain import pretrain
-from train.runs.folder import RunFolder
-from train.steps.training_state import TrainingState
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
-from models.network import Normalize
-from pipelines.batch import Batch, View
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.distributed.world import World
-from train.pretrain import Pretraining
-from train.steps.exact import StepResult
+from peclr_dali.models.network import Normalize
+from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.pretrain import Pretraining
+from peclr_dali.train.steps.exact import StepResult
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
@@ -177,7 +177,7 @@ def test_memory_decides_on_recomputing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = state("train.recompute=auto")
     made.exact(batch())
     assert made.exact.recompute == "never"
-    monkeypatch.setattr("train.steps.exact.free_bytes", lambda world: 2 * 8 * 3 * SIDE_PX**2 * 4)
+    monkeypatch.setattr("peclr_dali.train.steps.exact.free_bytes", lambda world: 2 * 8 * 3 * SIDE_PX**2 * 4)
     short = state("train.recompute=auto")
     short.exact(batch())
     assert short.exact.recompute == "always"

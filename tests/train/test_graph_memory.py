@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import train.steps.memory
-from models.network import build_network
+import peclr_dali.train.steps.memory
+from peclr_dali.models.network import build_network
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
 from tests.train.tiny_step import SIDE_PX, Recompute, exact_step, images, network, run
-from train.config.load import load_config
-from train.config.pretraining import Config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -105,10 +105,10 @@ def test_recomputing_holds_one_graph_at_a_time() -> None:
 
 def test_auto_keeps_graphs_that_fit(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     for free, expected in ((2**40, "never"), (0, "always")):
-        monkeypatch.setattr("train.steps.exact.free_bytes", lambda world, free=free: free)
+        monkeypatch.setattr("peclr_dali.train.steps.exact.free_bytes", lambda world, free=free: free)
         step = exact_step(network(), batch=6, micro_batch=2)
         assert step.recompute == "auto"
-        with caplog.at_level(logging.INFO, "train.steps.exact"):
+        with caplog.at_level(logging.INFO, "peclr_dali.train.steps.exact"):
             step(images(6))
         assert step.recompute == expected
         assert f"recompute = {expected!r}: " in caplog.text

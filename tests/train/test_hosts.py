@@ -16,13 +16,13 @@ from typing import IO
 
 import pytest
 
-from synthetic import make_dataset
+from peclr_dali.synthetic import make_dataset
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.runs.json_lines import read_undamaged_rows
 from tests.command_line import as_options
 from tests.conftest import Record
 from tests.train import tiny_run
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.runs.json_lines import read_undamaged_rows
 
 pytestmark = pytest.mark.slow  # a minute or two each: whole jobs start, are killed and start again
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from train import Lars
-from train.steps.optim import learning_rate_factor
+from peclr_dali.train import Lars
+from peclr_dali.train.steps.optim import learning_rate_factor
 
 SHAPES = [(4, 3), (5,), (2, 3, 3, 3), (1,)]
 LR, TRUST, EPS = 0.05, 0.02, 1e-8

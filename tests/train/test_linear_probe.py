@@ -17,24 +17,24 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from models.network import ContrastiveNetwork, build_network
-from pipelines.batch import Batch
-from pipelines.sources import load_index
+from peclr_dali.models.network import ContrastiveNetwork, build_network
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import World, described_world, joined
+from peclr_dali.train.evaluation.constants import constant_pose_errors
+from peclr_dali.train.pose.inference import canonical_loader
+from peclr_dali.train.pose.labels import PoseLabels
+from peclr_dali.train.pose.metrics import pose_errors
+from peclr_dali.train.pretrain import Pretraining, pretrain
+from peclr_dali.train.probe.linear_probe import Probe, build_probe, probed_rows
+from peclr_dali.train.probe.ridge import fit_ridge
+from peclr_dali.train.report.write import write_report
+from peclr_dali.train.runs.folder import RunFolder
 from tests.conftest import Record
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import narrow_resnet18
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.distributed.world import World, described_world, joined
-from train.evaluation.constants import constant_pose_errors
-from train.pose.inference import canonical_loader
-from train.pose.labels import PoseLabels
-from train.pose.metrics import pose_errors
-from train.pretrain import Pretraining, pretrain
-from train.probe.linear_probe import Probe, build_probe, probed_rows
-from train.probe.ridge import fit_ridge
-from train.report.write import write_report
-from train.runs.folder import RunFolder
 
 DEMO = Path(__file__).parents[2] / "configs/demo.toml"
 POSES = 60

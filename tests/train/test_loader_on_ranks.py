@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from errors import UserError
-from models.losses.vicreg import VICReg
-from pipelines import Batch, GeometryConfig, PipelinesConfig, make_loader
+from peclr_dali.errors import UserError
+from peclr_dali.models.losses.vicreg import VICReg
+from peclr_dali.pipelines import Batch, GeometryConfig, PipelinesConfig, make_loader
+from peclr_dali.train import ExactStep, described_world, joined
 from tests.pipelines.harness import smooth_image
 from tests.train import ranks
 from tests.train.tiny_step import assert_same, buffers, gradients, network, to_double
-from train import ExactStep, described_world, joined
 
 BATCH, MICRO_BATCH, RANKS = 8, 2, 3  # four micro-batches: 2, 1, 1
 

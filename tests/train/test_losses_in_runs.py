@@ -11,17 +11,17 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch.nn import functional as F
 
-from bounds import Positive
-from errors import UserError
-from models.losses import LOSSES
-from models.losses.loss import Loss
+from peclr_dali.bounds import Positive
+from peclr_dali.errors import UserError
+from peclr_dali.models.losses import LOSSES
+from peclr_dali.models.losses.loss import Loss
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.report.contents import read_runs
+from peclr_dali.train.report.curves import pretraining_curves
 from tests.train import ranks, tiny_run
 from tests.train.narrow import narrow_resnet18
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.pretrain import pretrain
-from train.report.contents import read_runs
-from train.report.curves import pretraining_curves
 
 if TYPE_CHECKING:
     from torch import Tensor

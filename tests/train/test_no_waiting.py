@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed import together
+from peclr_dali.train.finetune import finetune
+from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.steps.training_state import TrainingState
 from tests.train import tiny_hands, tiny_run
 from tests.train.no_waiting import WaitedError, no_waiting
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.distributed import together
-from train.finetune import finetune
-from train.pretrain import pretrain
-from train.steps.training_state import TrainingState
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -51,7 +51,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             before = batch
         yield before  # writes a row of metrics and a checkpoint
 
-    monkeypatch.setattr("train.trainer.steps_of_all_ranks", guarded_steps)
+    monkeypatch.setattr("peclr_dali.train.trainer.steps_of_all_ranks", guarded_steps)
     return steps
 
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from models.config import EncoderConfig, PoseConfig
-from models.encoders import build_encoder
-from models.losses.nt_xent import NTXent
-from models.pose import PoseNetwork
-from pipelines.batch import Batch
+from peclr_dali.models.config import EncoderConfig, PoseConfig
+from peclr_dali.models.encoders import build_encoder
+from peclr_dali.models.losses.nt_xent import NTXent
+from peclr_dali.models.pose import PoseNetwork
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.pretrain import Pretraining
 from tests.train.tiny_run import ROOT, TINY
 from tests.train.tiny_step import images
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.distributed.world import World
-from train.pretrain import Pretraining
 
 pytestmark = [
     pytest.mark.usefixtures("narrow"),
@@ -100,7 +100,7 @@ def test_a_step_of_pretraining_has_one_graph(
 
 def test_the_loss_is_one_graph_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """In three strips of one anchor each for either view."""
-    monkeypatch.setattr("models.losses.nt_xent.TILE_ELEMENTS", 6)
+    monkeypatch.setattr("peclr_dali.models.losses.nt_xent.TILE_ELEMENTS", 6)
     embeddings = torch.randn(2, 3, 8, requires_grad=True)
     compiled, counter = traced(NTXent())
     loss, expected = compiled(embeddings), NTXent()(embeddings)

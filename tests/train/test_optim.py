@@ -7,13 +7,13 @@ import types
 import pytest
 from torch import nn
 
-from errors import UserError
-from models.config import EncoderConfig, ProjectorConfig
-from models.encoders import build_encoder
-from models.network import build_projector
+from peclr_dali.errors import UserError
+from peclr_dali.models.config import EncoderConfig, ProjectorConfig
+from peclr_dali.models.encoders import build_encoder
+from peclr_dali.models.network import build_projector
+from peclr_dali.train.config.pretraining import OptimConfig
+from peclr_dali.train.steps.optim import build_optimizer, describe, learning_rate_factor
 from tests.train.fused_adam import install_apex
-from train.config.pretraining import OptimConfig
-from train.steps.optim import build_optimizer, describe, learning_rate_factor
 
 
 def network() -> nn.Module:

@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from errors import UserError
+from peclr_dali.errors import UserError
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config, OptimConfig
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.runs.checkpoint import load_checkpoint
+from peclr_dali.train.steps.optim import Lars, build_optimizer
 from tests.train.fused_adam import install_apex
 from tests.train.tiny_run import settings, write_images
-from train.config.load import load_config
-from train.config.pretraining import Config, OptimConfig
-from train.distributed.world import World
-from train.pretrain import pretrain
-from train.runs.checkpoint import load_checkpoint
-from train.steps.optim import Lars, build_optimizer
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from train.runs.pictures import log_axis, save_figure
+from peclr_dali.train.runs.pictures import log_axis, save_figure
 
 
 @pytest.mark.parametrize("values", [[36, 41], [0.9, 2.2], [3, 40], [9, 1000], [3, 4000]])

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines.views.augmentation import GeometryConfig
-from train.config.pretraining import Config, TrainConfig
-from train.pose.inference import inference
-from train.steps.training_state import resolve_precision
+from peclr_dali.pipelines.views.augmentation import GeometryConfig
+from peclr_dali.train.config.pretraining import Config, TrainConfig
+from peclr_dali.train.pose.inference import inference
+from peclr_dali.train.steps.training_state import resolve_precision
 
 CPU = torch.device("cpu")
 

@@ -12,18 +12,18 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from errors import ReportedByAnotherRank, UserError
-from pipelines.samples.bad_list import write_bad_list
-from pipelines.sources import load_index
+from peclr_dali.errors import ReportedByAnotherRank, UserError
+from peclr_dali.pipelines.samples.bad_list import write_bad_list
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.evaluation.network_errors import evaluation_config
+from peclr_dali.train.pose.inference import canonical_loader, estimate_poses
+from peclr_dali.train.pose.labels import labels_to_learn
+from peclr_dali.train.pose.pose_run import load_pose_run
+from peclr_dali.train.read_out import ALPHA, fit_read_out
 from tests.train import tiny_hands
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.distributed.world import World
-from train.evaluation.network_errors import evaluation_config
-from train.pose.inference import canonical_loader, estimate_poses
-from train.pose.labels import labels_to_learn
-from train.pose.pose_run import load_pose_run
-from train.read_out import ALPHA, fit_read_out
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from s3fs import S3FileSystem  # type: ignore[import-untyped]
 
-from pipelines.config import DataConfig
-from pipelines.sources import load_index
-from pipelines.sources.shards.pack import pack
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.shards.pack import pack
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.evaluation.evaluate import evaluate
+from peclr_dali.train.finetune import finetune
 from tests.pipelines.sources.bucket import ADDRESS, Bucket
 from tests.train import tiny_hands
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.evaluation.evaluate import evaluate
-from train.finetune import finetune
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

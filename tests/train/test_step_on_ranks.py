@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.losses.loss import Loss
-from models.losses.nt_xent import NTXent
-from models.losses.vicreg import VICReg
-from pipelines.batch import Batch, View
-from pipelines.samples.shares import micro_batch_share
+from peclr_dali.models.losses.loss import Loss
+from peclr_dali.models.losses.nt_xent import NTXent
+from peclr_dali.models.losses.vicreg import VICReg
+from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.train.distributed.world import World, described_world, joined
+from peclr_dali.train.steps.batch_statistics import synchronise
 from tests.train import ranks
 from tests.train.tiny_step import (
     Recompute,
@@ -25,8 +27,6 @@ from tests.train.tiny_step import (
     plain_gradients,
     run,
 )
-from train.distributed.world import World, described_world, joined
-from train.steps.batch_statistics import synchronise
 
 SAMPLES, MICRO_BATCH = 8, 2  # four micro-batches: one each on four ranks, 2 + 1 + 1 on three
 

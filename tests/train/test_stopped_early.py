@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from pipelines.batch import Batch
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.interrupt import Interrupted, StopSignals
+from peclr_dali.train.finetune import Finetuning, finetune
+from peclr_dali.train.pretrain import Pretraining, pretrain
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.steps.training_state import Result, TrainingState
 from tests.train import tiny_hands, tiny_run
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.distributed.interrupt import Interrupted, StopSignals
-from train.finetune import Finetuning, finetune
-from train.pretrain import Pretraining, pretrain
-from train.runs.folder import RunFolder
-from train.steps.training_state import Result, TrainingState
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from train.steps.stopwatch import Stopwatch
+from peclr_dali.train.steps.stopwatch import Stopwatch
 
 GPU = torch.device("cuda", 0)
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.views.augmentation import AppearanceConfig, Augmentation
+from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.config.tables import flatten, to_dict
+from peclr_dali.train.data.preview import preview
+from peclr_dali.train.pretrain import pretrain
 from tests.train import tiny_run
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.config.tables import flatten, to_dict
-from train.data.preview import preview
-from train.pretrain import pretrain
 
 SECTION = (tiny_run.ROOT / "docs" / "fidelity.md").read_text().split("**To repeat the study**")[1].split("\n## ")[0]
 COMMAND, TABLE = SECTION.split("which augments nothing")
@@ -71,7 +71,7 @@ def test_pretraining_asks_the_loader_for_them(images: Path, tmp_path: Path, monk
     def loader(_: object, __: object, ___: object, augmentation: Augmentation, **____: object) -> None:
         raise Asked(augmentation.appearance)
 
-    monkeypatch.setattr("train.trainer.Loader", loader)
+    monkeypatch.setattr("peclr_dali.train.trainer.Loader", loader)
     threads = torch.get_num_threads()
     with pytest.raises(Asked) as asked:
         pretrain(tiny(images, tmp_path / "run", "appearance.blur_probability=0.5"))

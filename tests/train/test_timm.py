@@ -11,22 +11,22 @@ import pytest
 import timm
 import torch
 
-from errors import UserError
-from models.config import EncoderConfig
-from models.encoders import build_encoder, make_encoder
-from models.network import Normalize
-from pipelines.sources import load_index
+from peclr_dali.errors import UserError
+from peclr_dali.models.config import EncoderConfig
+from peclr_dali.models.encoders import build_encoder, make_encoder
+from peclr_dali.models.network import Normalize
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.finetune import finetune
+from peclr_dali.train.pose.pose_run import load_pose_run
+from peclr_dali.train.pose.predict import predict
+from peclr_dali.train.pretrain import Pretraining, pretrain
+from peclr_dali.train.weights.convert import convert
+from peclr_dali.train.weights.export import export_encoder
 from tests.train import tiny_hands
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.distributed.world import World
-from train.finetune import finetune
-from train.pose.pose_run import load_pose_run
-from train.pose.predict import predict
-from train.pretrain import Pretraining, pretrain
-from train.weights.convert import convert
-from train.weights.export import export_encoder
 
 STEPS = 6
 NAMES = ("timm/test_vit", "timm/test_convnext")

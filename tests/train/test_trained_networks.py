@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from synthetic import make_dataset
+from peclr_dali.synthetic import make_dataset
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.evaluation.evaluate import evaluate
+from peclr_dali.train.pose.pose_run import load_pose_run
 from tests.conftest import Record
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.evaluation.evaluate import evaluate
-from train.pose.pose_run import load_pose_run
 
 ROOT = Path(__file__).parents[2]
 NETWORK, RECIPE = ROOT / "networks" / "hand_rn18.safetensors", ROOT / "networks" / "hand_rn18.toml"

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from skeleton import HAND
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.config.tables import to_dict
-from train.runs.checkpoint import Checkpoints
-from train.runs.pictures import draw_skeleton
-from train.weights.starting_weights import start_pose_network
+from peclr_dali.skeleton import HAND
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.runs.checkpoint import Checkpoints
+from peclr_dali.train.runs.pictures import draw_skeleton
+from peclr_dali.train.weights.starting_weights import start_pose_network
 
 SIDE_PX = 64
 TINY = (

@@ -9,8 +9,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from skeleton import BODY
-from train.runs.pictures import draw_skeleton
+from peclr_dali.skeleton import BODY
+from peclr_dali.train.runs.pictures import draw_skeleton
 
 SIDE_PX = 64
 _STANDING = {

@@ -8,13 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from models.config import EquivarianceConfig
-from models.equivariance import build_undo
-from models.losses.loss import Loss
-from models.losses.nt_xent import NTXent
-from pipelines.batch import Batch, View
-from train.distributed.world import World
-from train.steps.exact import ExactStep, StepResult, embed_views
+from peclr_dali.models.config import EquivarianceConfig
+from peclr_dali.models.equivariance import build_undo
+from peclr_dali.models.losses.loss import Loss
+from peclr_dali.models.losses.nt_xent import NTXent
+from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views
 
 Recompute = Literal["auto", "always", "never"]
 SIDE_PX = 8

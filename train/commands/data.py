@@ -11,10 +11,20 @@ from typing import Any, Literal
 
 import click
 
-from errors import UserError
-from errors.refused import as_size
-from train.commands import options
-from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, PathOfUser, config_options, pretraining_config, say
+from peclr_dali.errors import UserError
+from peclr_dali.errors.refused import as_size
+from peclr_dali.train.commands import options
+from peclr_dali.train.commands.options import (
+    COUNT,
+    FILE,
+    PATH,
+    SEED,
+    WORKERS,
+    PathOfUser,
+    config_options,
+    pretraining_config,
+    say,
+)
 
 
 @click.command("make-data")
@@ -32,8 +42,8 @@ def make_data(out: Path, poses: int, **options: Any) -> None:
 
     If OUT holds this dataset already, nothing is done. If the rendering was interrupted, it is continued.
     """
-    from synthetic import make_dataset
-    from train.runs.log import progress_bar
+    from peclr_dali.synthetic import make_dataset
+    from peclr_dali.train.runs.log import progress_bar
 
     with progress_bar("rendering") as progress:
         make_dataset(out, poses=poses, progress=progress, **options)
@@ -47,9 +57,9 @@ def make_data(out: Path, poses: int, **options: Any) -> None:
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
     """Draw the views that a configuration makes, with the keypoints transformed by their matrices, to OUT (a .png)."""
     config = pretraining_config(files, overrides)
-    from pipelines.config import refuse_among_images
-    from train.data.preview import preview
-    from train.runs.log import configure_logging
+    from peclr_dali.pipelines.config import refuse_among_images
+    from peclr_dali.train.data.preview import preview
+    from peclr_dali.train.runs.log import configure_logging
 
     configure_logging()
     if not out.exists():  # for a file that exists, `preview` checks whether it is an image of the data
@@ -71,9 +81,9 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
     The exit code is 0 if every image can be used, 1 if some cannot, and 2 if none can or the check failed.
     """
     config = pretraining_config(files, overrides)
-    from train.data import check_data as check
-    from train.distributed.world import described_world
-    from train.runs.log import progress_bar
+    from peclr_dali.train.data import check_data as check
+    from peclr_dali.train.distributed.world import described_world
+    from peclr_dali.train.runs.log import progress_bar
 
     device = described_world(config.train.device).device
     with progress_bar("checking") as progress:
@@ -134,13 +144,13 @@ def pack(
             "later."
         )
     config = pretraining_config(files, overrides)
-    from machine.cores import available_cores
-    from pipelines.config import each_source
-    from pipelines.sources import load_index
-    from pipelines.sources.shards.crop import Crop
-    from pipelines.sources.shards.index_file import choices, shards_in_words
-    from pipelines.sources.shards.pack import pack as run
-    from train.runs.log import progress_bar
+    from peclr_dali.machine.cores import available_cores
+    from peclr_dali.pipelines.config import each_source
+    from peclr_dali.pipelines.sources import load_index
+    from peclr_dali.pipelines.sources.shards.crop import Crop
+    from peclr_dali.pipelines.sources.shards.index_file import choices, shards_in_words
+    from peclr_dali.pipelines.sources.shards.pack import pack as run
+    from peclr_dali.train.runs.log import progress_bar
 
     source, *others = each_source(config.data)
     if others:
@@ -180,10 +190,10 @@ def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
 
     An interrupted call is continued. A later call reads only new and changed shards.
     """
-    from machine.cores import available_cores
-    from pipelines.sources.shards.foreign import find_shards, index_shards
-    from pipelines.sources.shards.index_file import shards_in_words
-    from train.runs.log import progress_bar
+    from peclr_dali.machine.cores import available_cores
+    from peclr_dali.pipelines.sources.shards.foreign import find_shards, index_shards
+    from peclr_dali.pipelines.sources.shards.index_file import shards_in_words
+    from peclr_dali.train.runs.log import progress_bar
 
     files = find_shards(shards, say=lambda line: say(line, err=True))
     with progress_bar("indexing (MiB)") as progress:

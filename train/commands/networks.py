@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from errors import UserError
-from train.commands.options import COUNT, FILE, PATH, FiniteRange, config_options, say
+from peclr_dali.errors import UserError
+from peclr_dali.train.commands.options import COUNT, FILE, PATH, FiniteRange, config_options, say
 
 
 @click.command()
@@ -57,9 +57,9 @@ def evaluate(
     """
     from rich.console import Console
 
-    from train.config.tables import as_toml
-    from train.evaluation.evaluate import evaluate as measure
-    from train.runs.log import configure_logging, progress_bar
+    from peclr_dali.train.config.tables import as_toml
+    from peclr_dali.train.evaluation.evaluate import evaluate as measure
+    from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     settings = [f"data.root={as_toml(data)}"] if data is not None else []
@@ -111,8 +111,8 @@ def predict(
     be read are left out and listed at the end. The exit code is 2 only if no picture can be read. `report RUN
     --predictions OUT` shows the results on the page of a run.
     """
-    from train.pose.predict import predict as run_prediction
-    from train.runs.log import configure_logging, progress_bar
+    from peclr_dali.train.pose.predict import predict as run_prediction
+    from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     boxes = Path(box) if box is not None and box.lower().endswith((".csv", ".json")) else None
@@ -166,7 +166,7 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, classifica
     have them. For the first pre-training run it also computes the nearest neighbours of a few images, before and after
     pre-training; this needs the run's checkpoint and images.
     """
-    from train.report.write import write_report
+    from peclr_dali.train.report.write import write_report
 
     write_report(runs, out, predictions=predictions, classification=classification, title=title)
     say(f"{out}")
@@ -193,7 +193,7 @@ def convert(source: Path, out: Path, to: Any) -> None:
     Names and shapes are checked. No code in the file is run. A published pose network becomes a checkpoint that
     evaluate, predict and export take as a run.
     """
-    from train.weights.convert import convert as run
+    from peclr_dali.train.weights.convert import convert as run
 
     say(run(source, out, to))
 
@@ -221,7 +221,7 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None)
     network with its head, and compares onnxruntime's results with torch's. The checkpoint is the newest in a
     pre-training run's folder, the best on validation (best/) in a fine-tuning run's.
     """
-    from train.weights.export import export_encoder, export_network, export_onnx
+    from peclr_dali.train.weights.export import export_encoder, export_network, export_onnx
 
     if out is None and onnx is None and pose is None:
         raise UserError(

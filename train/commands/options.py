@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from bounds import LARGEST_COUNT, LARGEST_SEED
-from errors import ReportedByAnotherRank, UserError
-from errors.refused import is_transient
-from errors.terminal import printable
-from train.config.shell import is_left_to_shell
+from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
+from peclr_dali.errors import ReportedByAnotherRank, UserError
+from peclr_dali.errors.refused import is_transient
+from peclr_dali.errors.terminal import printable
+from peclr_dali.train.config.shell import is_left_to_shell
 
 if TYPE_CHECKING:
-    from train.config.pretraining import Config
+    from peclr_dali.train.config.pretraining import Config
 
 _LONGEST_PATH = 4096
 """Linux's PATH_MAX, in bytes."""
@@ -98,8 +98,8 @@ def same_on_this_host() -> Iterator[None]:
 
 def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
     """The pre-training configuration from the values of `config_options`."""
-    from train.config.load import load_config
-    from train.config.pretraining import Config
+    from peclr_dali.train.config.load import load_config
+    from peclr_dali.train.config.pretraining import Config
 
     with same_on_this_host():
         return load_config(Config, files, overrides)

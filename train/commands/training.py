@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from train.commands.options import config_options, is_main_rank, run_options, same_on_this_host, say
+from peclr_dali.train.commands.options import config_options, is_main_rank, run_options, same_on_this_host, say
 
 if TYPE_CHECKING:
-    from train.config.finetuning import FinetuneConfig
-    from train.config.pretraining import Config
-    from train.runs.folder import Resume, RunFolder
+    from peclr_dali.train.config.finetuning import FinetuneConfig
+    from peclr_dali.train.config.pretraining import Config
+    from peclr_dali.train.runs.folder import Resume, RunFolder
 
 C = TypeVar("C", bound="Config | FinetuneConfig")
 
@@ -38,11 +38,11 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
     The run's folder holds config.toml, metrics.jsonl, checkpoints, views.png and loss.png. Ctrl-C saves a checkpoint
     and ends the run.
     """
-    from train.config.pretraining import Config
+    from peclr_dali.train.config.pretraining import Config
 
     config = _resolve(Config, {"run.out": out}, **options)
-    from train.pretrain import pretrain as run
-    from train.runs.log import configure_logging
+    from peclr_dali.train.pretrain import pretrain as run
+    from peclr_dali.train.runs.log import configure_logging
 
     configure_logging()
     folder = run(config, resume)
@@ -70,12 +70,12 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
     weights, "imagenet" or "random". The new run's folder holds the same files as in pre-training, and the checkpoint
     with the smallest error on held-out images.
     """
-    from train.config.finetuning import FinetuneConfig
+    from peclr_dali.train.config.finetuning import FinetuneConfig
 
     config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, fresh=resume == "never", **options)
-    from train.finetune import finetune as run
-    from train.pose.validation import best_of
-    from train.runs.log import configure_logging
+    from peclr_dali.train.finetune import finetune as run
+    from peclr_dali.train.pose.validation import best_of
+    from peclr_dali.train.runs.log import configure_logging
 
     configure_logging()
     folder = run(config, resume)
@@ -106,11 +106,11 @@ def probe(start: str | None, out: str | None, resume: Resume, **options: Any) ->
     The configuration is fine-tuning's; keys of training and augmentation have no effect. It takes one pass over the
     images. The folder is one of a fine-tuning run, for evaluate and predict.
     """
-    from train.config.finetuning import FinetuneConfig
+    from peclr_dali.train.config.finetuning import FinetuneConfig
 
     config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, fresh=resume == "never", **options)
-    from train.read_out import fit_read_out
-    from train.runs.log import configure_logging
+    from peclr_dali.train.read_out import fit_read_out
+    from peclr_dali.train.runs.log import configure_logging
 
     configure_logging()
     folder = fit_read_out(config, resume)
@@ -130,12 +130,12 @@ def _resolve(
 
     `short` holds the keys that have their own option. `fresh`: a fine-tuning run that reads its starting weights.
     """
-    from models.config import require_weights
-    from pipelines.config import refuse_among_images, require_roots
-    from pipelines.samples.shares import require_whole_micro_batches
-    from train.config.load import load_config
-    from train.config.tables import as_toml, to_toml
-    from train.runs.lock import require_free
+    from peclr_dali.models.config import require_weights
+    from peclr_dali.pipelines.config import refuse_among_images, require_roots
+    from peclr_dali.pipelines.samples.shares import require_whole_micro_batches
+    from peclr_dali.train.config.load import load_config
+    from peclr_dali.train.config.tables import as_toml, to_toml
+    from peclr_dali.train.runs.lock import require_free
 
     settings = [f"{key}={as_toml(value)}" for key, value in short.items() if value is not None]
     with same_on_this_host():

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from bounds import Count, Epochs, Factor, Fraction, NotNegative, Positive
-from models.config import EncoderConfig, PoseConfig
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.ranges import Ordered, Range
-from train.config.pretraining import OneOrMore, RunConfig, StepsConfig
+from peclr_dali.bounds import Count, Epochs, Factor, Fraction, NotNegative, Positive
+from peclr_dali.models.config import EncoderConfig, PoseConfig
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.ranges import Ordered, Range
+from peclr_dali.train.config.pretraining import OneOrMore, RunConfig, StepsConfig
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

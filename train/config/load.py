@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from bounds import LARGEST_SEED
-from errors import UserError
-from parsing import regular
-from train.config.mistakes import explain, shortened
-from train.config.shell import is_left_to_shell
-from train.config.tables import is_array_of_tables
+from peclr_dali.bounds import LARGEST_SEED
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import regular
+from peclr_dali.train.config.mistakes import explain, shortened
+from peclr_dali.train.config.shell import is_left_to_shell
+from peclr_dali.train.config.tables import is_array_of_tables
 
 T = TypeVar("T")
 

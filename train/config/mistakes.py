@@ -11,11 +11,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError
 
-from models.losses import LOSSES
-from models.losses.loss import Loss
-from train.config.finetuning import FinetuneConfig
-from train.config.pretraining import Config
-from train.config.tables import flatten, without_numbers
+from peclr_dali.models.losses import LOSSES
+from peclr_dali.models.losses.loss import Loss
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.config.tables import flatten, without_numbers
 
 _EXPECTED = {
     "tuple_type": 'expected a list in brackets, such as [1, 2] or ["a", "b"]',

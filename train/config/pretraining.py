@@ -8,12 +8,12 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import ConfigDict, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
-from bounds import Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
-from models.config import EncoderConfig, EquivarianceConfig, ProjectorConfig
-from models.losses import AnyLoss
-from models.losses.nt_xent import NTXent
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.bounds import Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
+from peclr_dali.models.config import EncoderConfig, EquivarianceConfig, ProjectorConfig
+from peclr_dali.models.losses import AnyLoss
+from peclr_dali.models.losses.nt_xent import NTXent
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 
 D = TypeVar("D", bound=DataConfig)
 

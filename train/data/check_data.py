@@ -14,16 +14,16 @@ from pathlib import Path
 
 import torch
 
-from errors import UserError
-from pipelines.config import DataConfig, PipelinesConfig, each_source
-from pipelines.files.check import check_image
-from pipelines.files.image_file import BadImage, ImageFile
-from pipelines.render.decoder_process import LIMIT_S, DaliDecoder, Decoder, DecoderProcess
-from pipelines.render.settings import Settings, choose_settings
-from pipelines.samples.bad_list import write_bad_list
-from pipelines.samples.index import Index
-from pipelines.samples.store import in_order
-from pipelines.sources import load_index
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, each_source
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
+from peclr_dali.pipelines.render.decoder_process import LIMIT_S, DaliDecoder, Decoder, DecoderProcess
+from peclr_dali.pipelines.render.settings import Settings, choose_settings
+from peclr_dali.pipelines.samples.bad_list import write_bad_list
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.store import in_order
+from peclr_dali.pipelines.sources import load_index
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from errors import UserError
-from pipelines.loader import Loader
-from pipelines.samples.order import RankSlice, Schedule, build_order
-from pipelines.sources import load_index
-from train.config.pretraining import Config
-from train.runs.pictures import save_views
-from writing import refuse_inputs
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.runs.pictures import save_views
+from peclr_dali.writing import refuse_inputs
 
 
 def preview(config: Config, out: Path, *, samples: int) -> None:

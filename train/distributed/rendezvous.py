@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
 from torch.distributed.elastic.utils.store import synchronize
 
-from errors import RanksLost, ReportedByAnotherRank, UserError
-from errors.refused import is_transient
+from peclr_dali.errors import RanksLost, ReportedByAnotherRank, UserError
+from peclr_dali.errors.refused import is_transient
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import torch
 
-from errors import ReportedByAnotherRank, UserError
-from errors.refused import is_transient, machine_error_line
-from train.distributed.interrupt import StopSignals
-from train.distributed.world import World
+from peclr_dali.errors import ReportedByAnotherRank, UserError
+from peclr_dali.errors.refused import is_transient, machine_error_line
+from peclr_dali.train.distributed.interrupt import StopSignals
+from peclr_dali.train.distributed.world import World
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from errors import RanksLost, ReportedByAnotherRank, UserError
-from errors.refused import machine_error_line
-from machine.ranks import described_ranks
-from train.distributed.rendezvous import Peers, address_towards, connect, meet, name_interface
+from peclr_dali.errors import RanksLost, ReportedByAnotherRank, UserError
+from peclr_dali.errors.refused import machine_error_line
+from peclr_dali.machine.ranks import described_ranks
+from peclr_dali.train.distributed.rendezvous import Peers, address_towards, connect, meet, name_interface
 
 T = TypeVar("T")
 

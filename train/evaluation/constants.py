@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from pipelines.samples.index import Index
-from train.pose.labels import PoseLabels, left_for_right
-from train.pose.metrics import (
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.train.pose.labels import PoseLabels, left_for_right
+from peclr_dali.train.pose.metrics import (
     Floats,
     align,
     in_one_place,

@@ -13,19 +13,19 @@ from typing import Literal, NamedTuple
 import numpy as np
 from rich.table import Table
 
-from errors import UserError
-from pipelines.samples.index import Index
-from pipelines.sources import load_index
-from train.distributed.world import single_process
-from train.evaluation import report
-from train.evaluation.constants import evaluation_constants
-from train.evaluation.network_errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
-from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
-from train.pose.inference import Progress, estimate_poses
-from train.pose.labels import PoseLabels
-from train.pose.pose_run import PoseRun, load_pose_run
-from train.runs.checkpoint import BEST, CHECKPOINTS
-from writing import write_text
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.distributed.world import single_process
+from peclr_dali.train.evaluation import report
+from peclr_dali.train.evaluation.constants import evaluation_constants
+from peclr_dali.train.evaluation.network_errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
+from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
+from peclr_dali.train.pose.inference import Progress, estimate_poses
+from peclr_dali.train.pose.labels import PoseLabels
+from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
+from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS
+from peclr_dali.writing import write_text
 
 log = logging.getLogger(__name__)
 

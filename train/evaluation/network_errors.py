@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from pipelines.config import WITH_PARTS, each_source
-from pipelines.samples.index import Index
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.config.tables import to_dict
-from train.pose.inference import Poses
-from train.pose.labels import PoseLabels
-from train.pose.metrics import Floats, Interval, confidence_intervals, mean_over_samples, paired_difference
-from train.pose.pose_run import PoseRun
-from train.pose.sample_errors import Errors, errors_of
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import WITH_PARTS, each_source
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.pose.inference import Poses
+from peclr_dali.train.pose.labels import PoseLabels
+from peclr_dali.train.pose.metrics import Floats, Interval, confidence_intervals, mean_over_samples, paired_difference
+from peclr_dali.train.pose.pose_run import PoseRun
+from peclr_dali.train.pose.sample_errors import Errors, errors_of
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
-from errors.terminal import printable
-from pipelines.config import each_source
-from train.evaluation.network_errors import Evaluation
-from train.pose.inference import Poses
-from train.pose.metrics import (
+from peclr_dali.errors.terminal import printable
+from peclr_dali.pipelines.config import each_source
+from peclr_dali.train.evaluation.network_errors import Evaluation
+from peclr_dali.train.pose.inference import Poses
+from peclr_dali.train.pose.metrics import (
     METRICS,
     THRESHOLDS_M,
     THRESHOLDS_PX,
@@ -33,9 +33,9 @@ from train.pose.metrics import (
     mean_over_samples,
     pck_curve,
 )
-from train.pose.pictures import pose_picture
-from train.runs.pictures import Image, save_figure, save_sheet
-from writing import write_text
+from peclr_dali.train.pose.pictures import pose_picture
+from peclr_dali.train.runs.pictures import Image, save_figure, save_sheet
+from peclr_dali.writing import write_text
 
 CAPTION_PX = 20
 """Height of the text above a picture."""

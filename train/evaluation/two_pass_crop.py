@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from errors import UserError
-from models.pose import PoseNetwork, view_intrinsics
-from pipelines.samples.index import Index
-from train.config.finetuning import FinetuneConfig
-from train.distributed.world import World
-from train.pose.inference import Floats, Poses, Progress, inference, with_wrist
-from train.pose.labels import PoseLabels, left_for_right
-from train.runs.pictures import Image
-from writing import whole_file, write_text
+from peclr_dali.errors import UserError
+from peclr_dali.models.pose import PoseNetwork, view_intrinsics
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.pose.inference import Floats, Poses, Progress, inference, with_wrist
+from peclr_dali.train.pose.labels import PoseLabels, left_for_right
+from peclr_dali.train.runs.pictures import Image
+from peclr_dali.writing import whole_file, write_text
 
 FIRST_BOX_FRAC = 0.33
 """Side of the first pass's box, which is in the middle of the image, over the image's longer side."""

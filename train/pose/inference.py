@@ -11,18 +11,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from models.config import PoseConfig
-from models.pose import PoseNetwork, view_intrinsics
-from pipelines.loader import Loader
-from pipelines.samples.index import Index
-from pipelines.samples.order import EpochOrder, RankSlice, Schedule
-from pipelines.views.augmentation import Augmentation, ColourConfig
-from train.config.finetuning import FinetuneConfig
-from train.config.pretraining import Config
-from train.distributed.together import together
-from train.distributed.world import World
-from train.pose.labels import left_for_right
-from train.steps.training_state import PRECISIONS
+from peclr_dali.models.config import PoseConfig
+from peclr_dali.models.pose import PoseNetwork, view_intrinsics
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.together import together
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.pose.labels import left_for_right
+from peclr_dali.train.steps.training_state import PRECISIONS
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]

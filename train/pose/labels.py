@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from errors import UserError
-from models.config import PoseConfig
-from models.pose import project, view_intrinsics
-from pipelines.batch import View
-from pipelines.samples.index import Index
-from pipelines.to_device import to_device
-from skeleton import Skeleton
+from peclr_dali.errors import UserError
+from peclr_dali.models.config import PoseConfig
+from peclr_dali.models.pose import project, view_intrinsics
+from peclr_dali.pipelines.batch import View
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.to_device import to_device
+from peclr_dali.skeleton import Skeleton
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class PoseLabels:
         """Targets in a view's frame, on the view's device; the host does not wait for their copy.
 
         Depths and the camera's frame are those of the source. A view changes the pixels of a keypoint and the
-        intrinsics, not its position in 3D (see `models.pose`).
+        intrinsics, not its position in 3D (see `peclr_dali.models.pose`).
 
         Args:
             view: a view of N samples.

@@ -69,7 +69,7 @@ CONSTANTS: Final = {
     "mean_pose": "the mean pose",
     "rigid_pose": "one rigid pose",
 }
-"""Constant predictions beside which errors are seen (`train.evaluation.constants`), and words for them."""
+"""Constant predictions beside which errors are seen (`peclr_dali.train.evaluation.constants`), and words for them."""
 
 
 def constants_in_words(constants: Mapping[str, Mapping[str, float]], metric: str) -> list[str]:

@@ -11,11 +11,11 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from skeleton import Skeleton
-from train.pose.inference import Floats, Poses
-from train.pose.labels import PoseLabels
-from train.pose.validation import best_of
-from train.runs.pictures import Image, draw_skeleton, log_axis, save_figure, save_sheet
+from peclr_dali.skeleton import Skeleton
+from peclr_dali.train.pose.inference import Floats, Poses
+from peclr_dali.train.pose.labels import PoseLabels
+from peclr_dali.train.pose.validation import best_of
+from peclr_dali.train.runs.pictures import Image, draw_skeleton, log_axis, save_figure, save_sheet
 
 POSE_PX = 192
 """Side in pixels of each picture of a pose in predictions.png and worst.png."""

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from errors import UserError
-from errors.terminal import in_one_line
-from models.encoders import make_encoder
-from models.pose import PoseNetwork
-from pipelines.config import each_source
-from train.config.finetuning import FinetuneConfig
-from train.runs.checkpoint import find_checkpoint, load_checkpoint
+from peclr_dali.errors import UserError
+from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.models.encoders import make_encoder
+from peclr_dali.models.pose import PoseNetwork
+from peclr_dali.pipelines.config import each_source
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.pose import PoseOutput
-from pipelines.batch import Batch
-from train.config.finetuning import PoseLossConfig
-from train.pose.labels import PoseTargets
-from train.steps.batch_statistics import one_momentum_step
-from train.steps.micro_batches import MicroBatchStep
+from peclr_dali.models.pose import PoseOutput
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.train.config.finetuning import PoseLossConfig
+from peclr_dali.train.pose.labels import PoseTargets
+from peclr_dali.train.steps.batch_statistics import one_momentum_step
+from peclr_dali.train.steps.micro_batches import MicroBatchStep
 
 
 class PoseLosses(NamedTuple):

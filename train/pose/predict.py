@@ -17,22 +17,22 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from parsing import as_numbers, parse_json, regular
-from pipelines.config import DataConfig
-from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
-from pipelines.samples.box_check import LEAST_SIDE_PX
-from pipelines.samples.index import WHOLE_IMAGE, Index
-from pipelines.samples.store import Store
-from pipelines.sources.boxes import squares_around
-from pipelines.sources.folder import files_under, load_folder
-from pipelines.views.reach import magnification_range
-from train.distributed.world import single_process
-from train.pose.inference import Poses, Progress, estimate_poses
-from train.pose.pose_run import PoseRun, load_pose_run
-from train.pose.prediction_picture import Box, Prediction, save_prediction
-from train.runs.pictures import Image
-from writing import is_among, write_text
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import as_numbers, parse_json, regular
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
+from peclr_dali.pipelines.samples.box_check import LEAST_SIDE_PX
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
+from peclr_dali.pipelines.samples.store import Store
+from peclr_dali.pipelines.sources.boxes import squares_around
+from peclr_dali.pipelines.sources.folder import files_under, load_folder
+from peclr_dali.pipelines.views.reach import magnification_range
+from peclr_dali.train.distributed.world import single_process
+from peclr_dali.train.pose.inference import Poses, Progress, estimate_poses
+from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
+from peclr_dali.train.pose.prediction_picture import Box, Prediction, save_prediction
+from peclr_dali.train.runs.pictures import Image
+from peclr_dali.writing import is_among, write_text
 
 Cameras = npt.NDArray[np.float32]
 

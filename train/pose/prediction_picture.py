@@ -11,10 +11,10 @@ import cv2
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from errors.terminal import printable
-from skeleton import Skeleton
-from train.pose.metrics import Floats
-from train.runs.pictures import Image, save_figure
+from peclr_dali.errors.terminal import printable
+from peclr_dali.skeleton import Skeleton
+from peclr_dali.train.pose.metrics import Floats
+from peclr_dali.train.runs.pictures import Image, save_figure
 
 Box = tuple[float, float, float, float]
 

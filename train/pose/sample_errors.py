@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from train.pose.inference import Poses
-from train.pose.labels import PoseLabels
-from train.pose.metrics import Floats, PoseErrors, in_one_place, pixel_errors, pose_errors, score_tables
+from peclr_dali.train.pose.inference import Poses
+from peclr_dali.train.pose.labels import PoseLabels
+from peclr_dali.train.pose.metrics import Floats, PoseErrors, in_one_place, pixel_errors, pose_errors, score_tables
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from models.pose import PoseNetwork
-from pipelines.config import each_source
-from pipelines.samples.index import Index
-from pipelines.sources import load_index
-from train.config.finetuning import FinetuneConfig
-from train.distributed.world import World
-from train.pose.inference import Poses, estimate_poses
-from train.pose.labels import PoseLabels, labels_to_learn
-from train.pose.metrics import metric_of
-from train.pose.sample_errors import errors_of
+from peclr_dali.models.pose import PoseNetwork
+from peclr_dali.pipelines.config import each_source
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.pose.inference import Poses, estimate_poses
+from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
+from peclr_dali.train.pose.metrics import metric_of
+from peclr_dali.train.pose.sample_errors import errors_of
 
 SHOWN = 12
 """Number of poses in predictions.png."""

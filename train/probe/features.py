@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models.encoders import Encoder, make_encoder
-from models.network import Normalize
-from models.weights import encoder_state
-from pipelines.samples.index import Index
-from train.config.finetuning import FinetuneConfig
-from train.config.pretraining import Config
-from train.distributed.world import single_process
-from train.pose.inference import Progress, canonical_loader, inference
+from peclr_dali.models.encoders import Encoder, make_encoder
+from peclr_dali.models.network import Normalize
+from peclr_dali.models.weights import encoder_state
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import single_process
+from peclr_dali.train.pose.inference import Progress, canonical_loader, inference
 
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]

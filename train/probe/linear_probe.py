@@ -10,19 +10,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from models.config import PoseConfig
-from models.network import ContrastiveNetwork
-from models.pose import back_project, normalize_keypoints
-from pipelines.samples.index import Index
-from pipelines.sources.subsets import in_fraction
-from train.config.pretraining import Config
-from train.distributed.together import together
-from train.distributed.world import World
-from train.evaluation.constants import constant_pose_errors
-from train.pose.inference import canonical_loader
-from train.pose.labels import PoseLabels
-from train.pose.metrics import in_one_place, pose_errors
-from train.probe.ridge import fit_ridge
+from peclr_dali.models.config import PoseConfig
+from peclr_dali.models.network import ContrastiveNetwork
+from peclr_dali.models.pose import back_project, normalize_keypoints
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources.subsets import in_fraction
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.together import together
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.evaluation.constants import constant_pose_errors
+from peclr_dali.train.pose.inference import canonical_loader
+from peclr_dali.train.pose.labels import PoseLabels
+from peclr_dali.train.pose.metrics import in_one_place, pose_errors
+from peclr_dali.train.probe.ridge import fit_ridge
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Probe:
             Errors on the images that were not used for fitting: "epe_px_of_224", the mean 2D error in pixels of a
             canonical view of 224 x 224 (not of the source), and "pa_epe_cm", NaN where depths are not known; both NaN
             if a feature is not finite. "constant_" and these names: the errors of the mean keypoints and of one rigid
-            pose, see `train.evaluation.constants`.
+            pose, see `peclr_dali.train.evaluation.constants`.
         """
         figures = dict.fromkeys(("epe_px_of_224", "pa_epe_cm"), math.nan) | self._constants
         features = self._features(network, autocast_dtype)

@@ -14,8 +14,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from skeleton import Skeleton
-from train.runs.pictures import level_line, log_axis
+from peclr_dali.skeleton import Skeleton
+from peclr_dali.train.runs.pictures import level_line, log_axis
 
 SERIES: Final = 6
 """Number of colours for series, as in the page's style sheet."""

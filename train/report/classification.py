@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from errors import UserError
-from train.report.charts import Line, line_chart
-from train.report.contents import read_json
-from train.report.curves import Curves
-from train.report.galleries import Gallery, Tile, tile
-from train.runs.pictures import read_picture
+from peclr_dali.errors import UserError
+from peclr_dali.train.report.charts import Line, line_chart
+from peclr_dali.train.report.contents import read_json
+from peclr_dali.train.report.curves import Curves
+from peclr_dali.train.report.galleries import Gallery, Tile, tile
+from peclr_dali.train.runs.pictures import read_picture
 
 _BASELINES: Final = {
     "constant": "always the most frequent class",

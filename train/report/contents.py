@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from errors import UserError
-from parsing import parse_json, regular
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config, read_toml
-from train.config.pretraining import Config
-from train.runs.folder import RunFolder
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import parse_json, regular
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config, read_toml
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.runs.folder import RunFolder
 
 Row = Mapping[str, Any]
 
@@ -52,7 +52,7 @@ class Measured:
     """Errors of several fine-tuned runs on the same images.
 
     Attributes:
-        results: results of each run, see `train.evaluation.report.results`.
+        results: results of each run, see `peclr_dali.train.evaluation.report.results`.
         difference: paired difference of the first two runs: metric -> value, low and high; None if they were not
             compared.
         elsewhere: runs that were measured on other images and are left out.

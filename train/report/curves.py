@@ -7,14 +7,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from models.losses import LOSSES
-from skeleton import SKELETONS
-from train.config.finetuning import FinetuneConfig
-from train.config.pretraining import Config
-from train.evaluation.report import PCK
-from train.pose.metrics import CONSTANTS
-from train.report.charts import Chart, Line, keypoint_chart, line_chart
-from train.report.contents import Measured, Row, Run
+from peclr_dali.models.losses import LOSSES
+from peclr_dali.skeleton import SKELETONS
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.evaluation.report import PCK
+from peclr_dali.train.pose.metrics import CONSTANTS
+from peclr_dali.train.report.charts import Chart, Line, keypoint_chart, line_chart
+from peclr_dali.train.report.contents import Measured, Row, Run
 
 _PER_KEYPOINT: Final = {
     "pa_epe_cm": "Mean error, aligned [cm]",

@@ -9,13 +9,13 @@ from typing import Any, Final, NamedTuple
 
 import cv2
 
-from errors import UserError
-from train.evaluation.report import CAPTION_PX
-from train.pose.metrics import METRICS
-from train.pose.pictures import POSE_PX
-from train.report.contents import Measured, Run, read_json
-from train.report.numbers import as_text
-from train.runs.pictures import Image, read_picture, read_sheet, shown_side_px
+from peclr_dali.errors import UserError
+from peclr_dali.train.evaluation.report import CAPTION_PX
+from peclr_dali.train.pose.metrics import METRICS
+from peclr_dali.train.pose.pictures import POSE_PX
+from peclr_dali.train.report.contents import Measured, Run, read_json
+from peclr_dali.train.report.numbers import as_text
+from peclr_dali.train.runs.pictures import Image, read_picture, read_sheet, shown_side_px
 
 SHOWN: Final = 12
 """Largest number of pictures of a kind."""

@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from errors import UserError
-from models.encoders import build_encoder
-from pipelines.config import each_source, is_address
-from pipelines.sources import load_index
-from train.probe.features import Floats, Pixels, features_of_rows, trained_encoder
-from train.report.contents import Run
-from train.report.galleries import Gallery, Tile, tile
-from train.runs.checkpoint import find_checkpoint, load_checkpoint
-from train.runs.log import progress_bar
-from train.runs.pictures import Image
+from peclr_dali.errors import UserError
+from peclr_dali.models.encoders import build_encoder
+from peclr_dali.pipelines.config import each_source, is_address
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.probe.features import Floats, Pixels, features_of_rows, trained_encoder
+from peclr_dali.train.report.contents import Run
+from peclr_dali.train.report.galleries import Gallery, Tile, tile
+from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
+from peclr_dali.train.runs.log import progress_bar
+from peclr_dali.train.runs.pictures import Image
 
 SAMPLE: Final = 400
 """Images among which neighbours are looked for."""

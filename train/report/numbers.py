@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from train.pose.metrics import METRICS, Metric, constants_in_words
-from train.report.contents import Measured
+from peclr_dali.train.pose.metrics import METRICS, Metric, constants_in_words
+from peclr_dali.train.report.contents import Measured
 
 Mark = Literal["", "better", "worse", "open"]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from errors import UserError
-from pipelines.config import each_source
-from train.report import curves, galleries, numbers
-from train.report.charts import SERIES
-from train.report.classification import read_classification
-from train.report.contents import Run, measured, read_runs
-from train.report.neighbours import neighbours
-from writing import write_text
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import each_source
+from peclr_dali.train.report import curves, galleries, numbers
+from peclr_dali.train.report.charts import SERIES
+from peclr_dali.train.report.classification import read_classification
+from peclr_dali.train.report.contents import Run, measured, read_runs
+from peclr_dali.train.report.neighbours import neighbours
+from peclr_dali.writing import write_text
 
 
 def write_report(

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from errors import UserError
-from pipelines.arrays import IntArray
-from pipelines.batch import Batch
-from pipelines.config import DataConfig, each_source
-from pipelines.samples.index import Index
-from train.distributed.world import World
-from writing import write_text
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.config import DataConfig, each_source
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.train.distributed.world import World
+from peclr_dali.writing import write_text
 
 
 class BadFiles:

@@ -17,11 +17,11 @@ import safetensors
 import torch
 from torch import Tensor
 
-from errors import UserError
-from errors.terminal import in_one_line
-from models.weights import require_finite
-from parsing import parse_json
-from writing import whole_file
+from peclr_dali.errors import UserError
+from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.models.weights import require_finite
+from peclr_dali.parsing import parse_json
+from peclr_dali.writing import whole_file
 
 log = logging.getLogger(__name__)
 

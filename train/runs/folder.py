@@ -14,15 +14,15 @@ from typing import Any, Literal
 
 import torch
 
-from errors import UserError
-from parsing import regular
-from train.config.finetuning import FinetuneConfig
-from train.config.pretraining import Config
-from train.config.tables import first_difference, to_dict, to_toml
-from train.runs.checkpoint import BEST, CHECKPOINTS, Checkpoints
-from train.runs.json_lines import cut_rows, read_undamaged_rows
-from train.runs.lock import LOCK, locked
-from writing import remove_leftovers, write_text
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import regular
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.config.tables import first_difference, to_dict, to_toml
+from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS, Checkpoints
+from peclr_dali.train.runs.json_lines import cut_rows, read_undamaged_rows
+from peclr_dali.train.runs.lock import LOCK, locked
+from peclr_dali.writing import remove_leftovers, write_text
 
 log = logging.getLogger(__name__)
 

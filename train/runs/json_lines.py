@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parsing import regular
-from writing import write_bytes
+from peclr_dali.parsing import regular
+from peclr_dali.writing import write_bytes
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from errors import Outage, UserError
-from parsing import regular
+from peclr_dali.errors import Outage, UserError
+from peclr_dali.parsing import regular
 
 log = logging.getLogger(__name__)
 

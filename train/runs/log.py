@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from errors.terminal import OneLine
-from train.config.finetuning import FinetuneConfig
-from train.config.pretraining import Config
-from train.config.tables import to_dict
-from train.distributed.world import World
-from train.runs.folder import RunFolder
-from train.runs.trackers import Trackers
+from peclr_dali.errors.terminal import OneLine
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.runs.trackers import Trackers
 
 console = Console(stderr=True, soft_wrap=True)
 

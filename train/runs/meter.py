@@ -12,17 +12,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from errors import UserError
-from pipelines.batch import Batch
-from pipelines.loader import Loader
-from train.config.finetuning import FinetuneConfig
-from train.config.pretraining import Config
-from train.distributed.world import World
-from train.runs.checkpoint import BackgroundWriter, not_written
-from train.runs.folder import RunFolder
-from train.runs.log import RunLog
-from train.steps.stopwatch import Stopwatch
-from train.steps.training_state import Result, TrainingState
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.runs.checkpoint import BackgroundWriter, not_written
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.runs.log import RunLog
+from peclr_dali.train.steps.stopwatch import Stopwatch
+from peclr_dali.train.steps.training_state import Result, TrainingState
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from errors import UserError
-from pipelines.batch import Batch
-from pipelines.samples.index import Index
-from skeleton import Skeleton
-from writing import write_bytes
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.skeleton import Skeleton
+from peclr_dali.writing import write_bytes
 
 Image = npt.NDArray[np.uint8]
 

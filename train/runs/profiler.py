@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from train.runs.folder import RunFolder
-from writing import write_text
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.writing import write_text
 
 log = logging.getLogger(__name__)
 

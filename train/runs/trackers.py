@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from errors import UserError
-from errors.terminal import in_one_line
-from train.config.tables import flatten
-from train.runs.folder import RunFolder
-from writing import write_text
+from peclr_dali.errors import UserError
+from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.train.config.tables import flatten
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.writing import write_text
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from errors import UserError
-from train.distributed.world import World
+from peclr_dali.errors import UserError
+from peclr_dali.train.distributed.world import World
 
 
 def synchronise(network: nn.Module, world: World, *, batch: int, micro_batch: int) -> None:

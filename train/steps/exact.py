@@ -15,12 +15,12 @@ from typing import Generic, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from models.losses.loss import AnchorLoss
-from models.losses.tensors import require_floats
-from pipelines.batch import Batch
-from train.steps.batch_statistics import one_momentum_step
-from train.steps.memory import free_bytes, with_graph_bytes
-from train.steps.micro_batches import MicroBatchStep
+from peclr_dali.models.losses.loss import AnchorLoss
+from peclr_dali.models.losses.tensors import require_floats
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.train.steps.batch_statistics import one_momentum_step
+from peclr_dali.train.steps.memory import free_bytes, with_graph_bytes
+from peclr_dali.train.steps.micro_batches import MicroBatchStep
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ def embed_views(
     Args:
         network: (2n, 3, S, S) uint8 to (2n, D) projections.
         undo: projections, matrices (2n, 2, 3) and source_to_view_px (2n, 2, 3) to embeddings (2n, D), as
-            `models.equivariance.build_undo` makes it.
+            `peclr_dali.models.equivariance.build_undo` makes it.
         batch: at least two views; the first two are used.
         rows: the rows of the n samples in `batch`.
         autocast_dtype: 16-bit type for the network; None: no autocast. The latent inverse has at least 32 bits.

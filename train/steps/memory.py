@@ -12,10 +12,10 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
-from errors import UserError
-from errors.refused import as_size
-from machine.control_groups import groups, read
-from train.distributed.world import World
+from peclr_dali.errors import UserError
+from peclr_dali.errors.refused import as_size
+from peclr_dali.machine.control_groups import groups, read
+from peclr_dali.train.distributed.world import World
 
 
 def free_bytes(world: World) -> int:

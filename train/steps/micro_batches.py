@@ -8,9 +8,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from pipelines.samples.shares import micro_batch_share
-from train.distributed.world import World
-from train.steps.stopwatch import Stopwatch
+from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.steps.stopwatch import Stopwatch
 
 
 @dataclass(eq=False)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from errors import UserError
-from train.config.pretraining import OptimConfig
+from peclr_dali.errors import UserError
+from peclr_dali.train.config.pretraining import OptimConfig
 
 
 class Lars(torch.optim.Optimizer):

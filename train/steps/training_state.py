@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LambdaLR
 
-from models.config import EncoderConfig
-from pipelines.batch import Batch
-from train.config.finetuning import FinetuneConfig
-from train.config.pretraining import Config
-from train.distributed.world import World
-from train.steps.memory import require_memory
-from train.steps.optim import learning_rate_factor
-from train.steps.stopwatch import Stopwatch
+from peclr_dali.models.config import EncoderConfig
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.steps.memory import require_memory
+from peclr_dali.train.steps.optim import learning_rate_factor
+from peclr_dali.train.steps.stopwatch import Stopwatch
 
 PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     "fp64": (torch.float64, None),

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 from pydantic import TypeAdapter
 
-from errors import UserError
-from models.config import PoseConfig
-from models.encoders import make_encoder
-from models.pose import PoseNetwork
-from models.weights import (
+from peclr_dali.errors import UserError
+from peclr_dali.models.config import PoseConfig
+from peclr_dali.models.encoders import make_encoder
+from peclr_dali.models.pose import PoseNetwork
+from peclr_dali.models.weights import (
     PUBLISHED_SIDE_PX,
     State,
     check_state,
@@ -23,9 +23,9 @@ from models.weights import (
     read_weights,
     resnet_name,
 )
-from train.runs.checkpoint import find_checkpoint, load_checkpoint, write_checkpoint
-from train.weights.export import require_ending, save_tensors
-from writing import refuse_inputs
+from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint, write_checkpoint
+from peclr_dali.train.weights.export import require_ending, save_tensors
+from peclr_dali.writing import refuse_inputs
 
 Target = Literal["ours", "published"]
 

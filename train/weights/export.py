@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from errors import UserError
-from models.encoders import make_encoder
-from models.network import IMAGENET_MEAN, IMAGENET_STD
-from models.pose import PoseNetwork
-from models.weights import encoder_state
-from train.pose.pose_run import PoseRun, load_pose_run
-from train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint, sha256_of
-from writing import NotWritten, refuse_inputs, whole_file, write_bytes
+from peclr_dali.errors import UserError
+from peclr_dali.models.encoders import make_encoder
+from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
+from peclr_dali.models.pose import PoseNetwork
+from peclr_dali.models.weights import encoder_state
+from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
+from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint, sha256_of
+from peclr_dali.writing import NotWritten, refuse_inputs, whole_file, write_bytes
 
 OPSET: Final = 18
 """Version of the ONNX operators; onnxruntime 1.14 and later support it."""
@@ -119,7 +119,7 @@ def export_onnx(source: Path, out: Path) -> str:
     """Write the pose network of a fine-tuning run as ONNX, and compare it with torch in onnxruntime.
 
     Inputs are `image` (N, 3, S, S) uint8 RGB, the view, and `intrinsics` (N, 3, 3) float32 of that view
-    (`models.pose.view_intrinsics`); outputs `keypoints_px` (N, K, 2) in the view's pixels, corner-based, and `joints`
+    (`peclr_dali.models.pose.view_intrinsics`); outputs `keypoints_px` (N, K, 2) in the view's pixels, corner-based, and `joints`
     (N, K, 3) in the camera's frame, in reference bones. N is free, S is the run's. The file's metadata
     say under "preprocessing" how a picture becomes `image`; docs/onnx.md has an example.
 

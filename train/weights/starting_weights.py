@@ -1,4 +1,4 @@
-"""Loads encoder weights from a run or a checkpoint of this project; `models.encoders` loads all other weights."""
+"""Loads encoder weights from a run or a checkpoint of this project; `peclr_dali.models.encoders` loads all other weights."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from errors import UserError
-from models.config import EncoderConfig, PoseConfig, require_weights
-from models.encoders import build_encoder, make_encoder
-from models.pose import PoseNetwork
-from models.weights import encoder_state
-from train.runs.checkpoint import find_checkpoint, load_checkpoint
+from peclr_dali.errors import UserError
+from peclr_dali.models.config import EncoderConfig, PoseConfig, require_weights
+from peclr_dali.models.encoders import build_encoder, make_encoder
+from peclr_dali.models.pose import PoseNetwork
+from peclr_dali.models.weights import encoder_state
+from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
 
 
 def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | None = None) -> PoseNetwork:

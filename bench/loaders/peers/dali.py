@@ -13,8 +13,8 @@ from nvidia.dali import fn, math
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import DALIDataType, DALIImageType
 
-from bench.loaders.peers import paper_draws as ranges
-from bench.loaders.peers.paper_draws import BoxArray, endless_batches
+from peclr_dali.bench.loaders.peers import paper_draws as ranges
+from peclr_dali.bench.loaders.peers.paper_draws import BoxArray, endless_batches
 
 _IMAGENET_MEAN = [0.485 * 255, 0.456 * 255, 0.406 * 255]
 _IMAGENET_STD = [0.229 * 255, 0.224 * 255, 0.225 * 255]

@@ -28,8 +28,8 @@ from ffcv.transforms import ToTensor
 from ffcv.writer import DatasetWriter
 from numba import njit
 
-from bench.loaders.peers import paper_draws as ranges
-from bench.loaders.peers.paper_draws import BoxArray
+from peclr_dali.bench.loaders.peers import paper_draws as ranges
+from peclr_dali.bench.loaders.peers.paper_draws import BoxArray
 
 _FOLDER: Final = Path(".data/bench-ffcv")
 _LAPS: Final = 200

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from bench.loaders.peers.paper_draws import VIEW_PX, PeerDraw, draw, source_to_view_px, whole_image_px
-from bench.loaders.peers.workers import Files, ViewsOfFiles
+from peclr_dali.bench.loaders.peers.paper_draws import VIEW_PX, PeerDraw, draw, source_to_view_px, whole_image_px
+from peclr_dali.bench.loaders.peers.workers import Files, ViewsOfFiles
 
 _NORMALISED: Final = Compose([ToTensor(), Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
 

@@ -12,8 +12,8 @@ import torch
 from spdl.pipeline import PipelineBuilder
 from torch import Tensor
 
-from bench.loaders.peers.opencv import OpencvViews
-from bench.loaders.peers.paper_draws import BoxArray, endless_batches
+from peclr_dali.bench.loaders.peers.opencv import OpencvViews
+from peclr_dali.bench.loaders.peers.paper_draws import BoxArray, endless_batches
 
 _BATCHES_AHEAD: Final = 2
 

@@ -9,8 +9,8 @@ from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from bench.loaders.peers.paper_draws import VIEW_PX, PeerDraw, whole_image_px
-from bench.loaders.peers.workers import ViewsOfFiles
+from peclr_dali.bench.loaders.peers.paper_draws import VIEW_PX, PeerDraw, whole_image_px
+from peclr_dali.bench.loaders.peers.workers import ViewsOfFiles
 
 
 class TorchvisionViews(ViewsOfFiles):

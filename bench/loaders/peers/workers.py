@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_convert
 
-from bench.loaders.peers.paper_draws import VIEW_PX, BoxArray, PeerDraw, draw, endless_batches
+from peclr_dali.bench.loaders.peers.paper_draws import VIEW_PX, BoxArray, PeerDraw, draw, endless_batches
 
 T = TypeVar("T")
 

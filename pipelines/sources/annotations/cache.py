@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from machine.user_cache import user_cache
-from pipelines.sources.annotations.dataset_file import dataset_file
-from writing import whole_file
+from peclr_dali.machine.user_cache import user_cache
+from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
+from peclr_dali.writing import whole_file
 
 Tables = dict[str, npt.NDArray[Any]]
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json
 
-from errors import UserError
-from errors.terminal import in_one_line
-from parsing import as_numbers, regular
+from peclr_dali.errors import UserError
+from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.parsing import as_numbers, regular
 
 
 @contextmanager

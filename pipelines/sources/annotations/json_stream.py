@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 from rich.console import Console
 from rich.progress import open as open_with_progress
 
-from pipelines.sources.annotations.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 
 _PIECE_CHARS = 1 << 22
 _LONG_BYTES = 50_000_000

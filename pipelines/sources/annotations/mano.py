@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from pipelines.sources.annotations.dataset_file import dataset_file
-from skeleton import hand_rows
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
+from peclr_dali.skeleton import hand_rows
 
 VERTICES: Final = 778
 JOINTS: Final = 16

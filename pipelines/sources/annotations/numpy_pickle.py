@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from errors import UserError
-from pipelines.sources.annotations.dataset_file import dataset_file
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 
 _PLAIN_DTYPE: Final = re.compile(r"[?]|[biufcSU][0-9]{1,4}")
 _MODULES: Final = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")

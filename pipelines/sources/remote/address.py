@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 
-from errors import Outage, UserError
-from errors.terminal import in_one_line
+from peclr_dali.errors import Outage, UserError
+from peclr_dali.errors.terminal import in_one_line
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from errors import UserError
+from peclr_dali.errors import UserError
 
 FOLDER_ENDING: Final = ".shards"
 """Folders with this ending belong to the cache; nothing else beside them is counted or removed."""

@@ -14,4 +14,4 @@ The tables are memory-mapped, and read once completely to compare their checksum
 an offset: a failed read is then an error of one sample, while a failed page would end the process.
 """
 
-from pipelines.sources.shards.load import load_shards as load_shards
+from peclr_dali.pipelines.sources.shards.load import load_shards as load_shards

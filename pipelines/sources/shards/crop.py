@@ -9,10 +9,10 @@ from typing import Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from bounds import Factor
-from errors import UserError
-from pipelines.views.augmentation import GeometryConfig
-from pipelines.views.reach import SMALLEST_SIDE, reach_of
+from peclr_dali.bounds import Factor
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.views.augmentation import GeometryConfig
+from peclr_dali.pipelines.views.reach import SMALLEST_SIDE, reach_of
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -9,15 +9,15 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.arrays import IntArray
-from pipelines.files.image_file import BadImage, ImageFile
-from pipelines.render.chunk import Chunk, chunk_of
-from pipelines.render.dali_graph import decode_pipeline
-from pipelines.render.runner import raise_if_no_memory
-from pipelines.render.settings import Settings
-from pipelines.sources.shards.crop import Crop
-from pipelines.views.plan import MAX_HALVINGS, reachable
-from pipelines.views.regions import LARGEST_SHARE
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
+from peclr_dali.pipelines.render.chunk import Chunk, chunk_of
+from peclr_dali.pipelines.render.dali_graph import decode_pipeline
+from peclr_dali.pipelines.render.runner import raise_if_no_memory
+from peclr_dali.pipelines.render.settings import Settings
+from peclr_dali.pipelines.sources.shards.crop import Crop
+from peclr_dali.pipelines.views.plan import MAX_HALVINGS, reachable
+from peclr_dali.pipelines.views.regions import LARGEST_SHARE
 
 Image = npt.NDArray[np.uint8]
 Labels = dict[str, npt.NDArray[Any]]

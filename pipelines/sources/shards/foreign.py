@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
-from errors import UserError
-from parsing import paths_in_one_line, regular
-from pipelines.files.image_file import MAX_FILE_BYTES
-from pipelines.sources.folder import IMAGE_ENDINGS
-from pipelines.sources.shards.index_file import (
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import paths_in_one_line, regular
+from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
+from peclr_dali.pipelines.sources.folder import IMAGE_ENDINGS
+from peclr_dali.pipelines.sources.shards.index_file import (
     INDEX_MARK,
     LEFT_OUT_FILE,
     PACK_FILE,
@@ -40,8 +40,8 @@ from pipelines.sources.shards.index_file import (
     write_index_file,
     write_tables,
 )
-from pipelines.sources.shards.shard_store import BLOCK_BYTES
-from writing import whole_file, write_text
+from peclr_dali.pipelines.sources.shards.shard_store import BLOCK_BYTES
+from peclr_dali.writing import whole_file, write_text
 
 _ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """Endings of the shards of a folder. Compressed ones are among them, so that a message refuses them."""

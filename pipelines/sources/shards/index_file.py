@@ -16,15 +16,15 @@ from annotated_types import Ge
 from pydantic import AfterValidator, Strict, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from bounds import one_of
-from errors import UserError
-from errors.terminal import printable
-from parsing import file_name, parse_json, regular
-from pipelines.config import DataConfig
-from pipelines.samples.index import Index
-from pipelines.sources.shards.crop import Crop
-from skeleton import SKELETONS
-from writing import whole_file, write_text
+from peclr_dali.bounds import one_of
+from peclr_dali.errors import UserError
+from peclr_dali.errors.terminal import printable
+from peclr_dali.parsing import file_name, parse_json, regular
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources.shards.crop import Crop
+from peclr_dali.skeleton import SKELETONS
+from peclr_dali.writing import whole_file, write_text
 
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"

@@ -8,14 +8,14 @@ from itertools import accumulate
 
 import numpy as np
 
-from errors import UserError
-from pipelines.config import DataConfig, box_file, is_address
-from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, LazyNames
-from pipelines.sources.boxes import with_boxes
-from pipelines.sources.shards.index_file import TARGET, IndexFile, choices
-from pipelines.sources.shards.shard_store import LocalShards, Shards, ShardStore
-from pipelines.sources.subsets import rows_of_split
-from skeleton import SKELETONS
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig, box_file, is_address
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, LazyNames
+from peclr_dali.pipelines.sources.boxes import with_boxes
+from peclr_dali.pipelines.sources.shards.index_file import TARGET, IndexFile, choices
+from peclr_dali.pipelines.sources.shards.shard_store import LocalShards, Shards, ShardStore
+from peclr_dali.pipelines.sources.subsets import rows_of_split
+from peclr_dali.skeleton import SKELETONS
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,9 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
             no meaning for shards.
     """
     if is_address(config.root):
-        from pipelines.sources.shards.remote_shards import RemoteShards  # fsspec takes a while to be imported
+        from peclr_dali.pipelines.sources.shards.remote_shards import (
+            RemoteShards,  # fsspec takes a while to be imported
+        )
 
         shards: Shards = RemoteShards(config)
     else:

@@ -22,15 +22,15 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from errors import UserError
-from parsing import parse_json, regular
-from pipelines.config import DataConfig
-from pipelines.files.check import check_image
-from pipelines.files.image_file import BadImage
-from pipelines.samples.index import Index
-from pipelines.sources.shards.crop import Crop
-from pipelines.sources.shards.crop_image import ImageCropper, Labels
-from pipelines.sources.shards.index_file import (
+from peclr_dali.errors import UserError
+from peclr_dali.parsing import parse_json, regular
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.image_file import BadImage
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources.shards.crop import Crop
+from peclr_dali.pipelines.sources.shards.crop_image import ImageCropper, Labels
+from peclr_dali.pipelines.sources.shards.index_file import (
     FORMAT,
     INDEX_FILE,
     LEFT_OUT_FILE,
@@ -43,9 +43,9 @@ from pipelines.sources.shards.index_file import (
     write_index_file,
     write_tables,
 )
-from pipelines.sources.shards.load import load_shards
-from pipelines.sources.shards.shard_store import BLOCK_BYTES
-from writing import whole_file, write_text
+from peclr_dali.pipelines.sources.shards.load import load_shards
+from peclr_dali.pipelines.sources.shards.shard_store import BLOCK_BYTES
+from peclr_dali.writing import whole_file, write_text
 
 _PARTS_FOLDER: Final = "parts"
 

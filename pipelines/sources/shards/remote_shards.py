@@ -16,15 +16,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PosixPath
 from typing import Final
 
-from errors import Outage, UserError
-from machine.user_cache import user_cache
-from pipelines.arrays import IntArray
-from pipelines.config import DataConfig
-from pipelines.samples.store import Prefetch, Steps
-from pipelines.sources.remote.address import ATTEMPTS, Remote, Stopped, wait_s
-from pipelines.sources.remote.cache import FOLDER_ENDING, Cache, NoRoom, WrongBytes, on_disk
-from pipelines.sources.shards.index_file import INDEX_FILE, Table, parse_index_file, read_table, table_name
-from pipelines.sources.shards.shard_store import Descriptor, Shards, read_at
+from peclr_dali.errors import Outage, UserError
+from peclr_dali.machine.user_cache import user_cache
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.store import Prefetch, Steps
+from peclr_dali.pipelines.sources.remote.address import ATTEMPTS, Remote, Stopped, wait_s
+from peclr_dali.pipelines.sources.remote.cache import FOLDER_ENDING, Cache, NoRoom, WrongBytes, on_disk
+from peclr_dali.pipelines.sources.shards.index_file import INDEX_FILE, Table, parse_index_file, read_table, table_name
+from peclr_dali.pipelines.sources.shards.shard_store import Descriptor, Shards, read_at
 
 log = logging.getLogger(__name__)
 

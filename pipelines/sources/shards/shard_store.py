@@ -17,12 +17,18 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
-from pipelines.arrays import IntArray
-from pipelines.config import DataConfig
-from pipelines.files.image_file import MAX_FILE_BYTES
-from pipelines.samples.store import Prefetch, Steps, Store
-from pipelines.sources.shards.index_file import IndexFile, read_index_file, read_table, shards_in_words, table_name
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
+from peclr_dali.pipelines.samples.store import Prefetch, Steps, Store
+from peclr_dali.pipelines.sources.shards.index_file import (
+    IndexFile,
+    read_index_file,
+    read_table,
+    shards_in_words,
+    table_name,
+)
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.linalg import hadamard
 from torch import Tensor
 
-from models.losses.vicreg import VICReg
+from peclr_dali.models.losses.vicreg import VICReg
 
 
 def views(samples: int, dim: int, seed: int = 0) -> Tensor:

@@ -21,12 +21,12 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 import webdataset  # type: ignore[import-untyped]
 
-from bench.rows import describe_machine
-from pipelines.config import DataConfig
-from pipelines.samples.order import build_order
-from pipelines.sources import load_index
-from pipelines.sources.shards.foreign import find_shards, index_shards
-from pipelines.sources.shards.index_file import IndexFile, Shard, write_index_file, write_tables
+from peclr_dali.bench.rows import describe_machine
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.order import build_order
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.shards.foreign import find_shards, index_shards
+from peclr_dali.pipelines.sources.shards.index_file import IndexFile, Shard, write_index_file, write_tables
 
 PER_SHARD = 8192
 IMAGE_BYTES = 12_000

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from errors import UserError
+from peclr_dali.errors import UserError
 
 
 @contextmanager

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.sources import load_index
-from pipelines.sources.coco import THUMB_IN_ANATOMY, load_coco
-from pipelines.sources.shards.load import load_shards
-from pipelines.sources.shards.pack import pack
-from skeleton import BODY, HAND
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.coco import THUMB_IN_ANATOMY, load_coco
+from peclr_dali.pipelines.sources.shards.load import load_shards
+from peclr_dali.pipelines.sources.shards.pack import pack
+from peclr_dali.skeleton import BODY, HAND
 from tests.pipelines.sources.layouts import one_line
 from tests.train import tiny_hands, tiny_people
 

@@ -17,27 +17,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bench.loaders.frames import make_frames
-from errors import UserError
-from pipelines.batch import Batch
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.loader import Loader
-from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order
-from pipelines.sources import load_index
-from pipelines.sources.folder import load_folder
-from pipelines.sources.shards.crop import Crop
-from pipelines.sources.shards.pack import Packed, pack
-from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import draw_view
-from pipelines.views.plan import plan_views, reachable
+from peclr_dali.bench.loaders.frames import make_frames
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.folder import load_folder
+from peclr_dali.pipelines.sources.shards.crop import Crop
+from peclr_dali.pipelines.sources.shards.pack import Packed, pack
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.draws import draw_view
+from peclr_dali.pipelines.views.plan import plan_views, reachable
+from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes
 from tests.command_line import run_cli
 from tests.conftest import Record
 from tests.pipelines.decoder_fuzz import encoded
 from tests.pipelines.harness import smooth_image
 from tests.pipelines.test_exif import with_orientation
 from tests.pipelines.test_loader import UNDECODABLE
-from train.evaluation.two_pass_crop import estimate_in_two_passes
 
 NO_COLOUR = ColourConfig(jitter="none")
 MARGIN = 1.5

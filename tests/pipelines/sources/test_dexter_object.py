@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.sources import load_index
-from pipelines.sources.dexter_object import SEQUENCES, TIPS, load_dexter_object
-from skeleton import HAND
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.dexter_object import SEQUENCES, TIPS, load_dexter_object
+from peclr_dali.skeleton import HAND
 from tests.pipelines.sources.layouts import dexter_tips_mm, one_line, write_dexter_object
 
 FRAMES = dict(zip(SEQUENCES, (3, 2, 2, 1, 1, 2), strict=True))

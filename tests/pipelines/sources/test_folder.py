@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.samples.index import WHOLE_IMAGE
-from pipelines.sources.folder import load_folder
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE
+from peclr_dali.pipelines.sources.folder import load_folder
 from tests.pipelines.sources.layouts import one_line
 
 

@@ -26,17 +26,17 @@ import webdataset  # type: ignore[import-untyped]
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.samples.bad_list import write_bad_list
-from pipelines.samples.index import Index
-from pipelines.samples.order import EpochOrder, build_order
-from pipelines.sources import load_index
-from pipelines.sources.shards.foreign import Indexed, find_shards, index_shards, scan
-from pipelines.sources.shards.index_file import INDEX_MARK
-from pipelines.sources.shards.load import load_shards
-from pipelines.sources.shards.pack import pack
-from pipelines.sources.shards.shard_store import member_name
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.bad_list import write_bad_list
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import EpochOrder, build_order
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.shards.foreign import Indexed, find_shards, index_shards, scan
+from peclr_dali.pipelines.sources.shards.index_file import INDEX_MARK
+from peclr_dali.pipelines.sources.shards.load import load_shards
+from peclr_dali.pipelines.sources.shards.pack import pack
+from peclr_dali.pipelines.sources.shards.shard_store import member_name
 from tests.command_line import run_cli
 from tests.train import tiny_run
 
@@ -356,7 +356,7 @@ def test_processes_end_with_a_killed_call(tmp_path: Path, shards: list[Path]) ->
     program = f"""
 import os
 from pathlib import Path
-from pipelines.sources.shards import foreign
+from peclr_dali.pipelines.sources.shards import foreign
 def in_processes(shards, *arguments):
     for shard in shards:
         os.unlink(shard)

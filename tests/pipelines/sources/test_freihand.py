@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.sources import load_index
-from pipelines.sources.freihand import VERSIONS, _read_labels, load_freihand
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.freihand import VERSIONS, _read_labels, load_freihand
 from tests.pipelines.sources.layouts import one_line
 
 POSES = 20

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from errors import UserError
-from pipelines.batch import View
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.loader import Loader
-from pipelines.samples.index import Index
-from pipelines.samples.order import EpochOrder, RankSlice, Schedule
-from pipelines.sources import load_index
-from pipelines.sources.folder import load_folder
-from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.batch import View
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.folder import load_folder
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.pipelines.harness import smooth_image
 from tests.pipelines.sources.layouts import one_line, write_image
 from tests.pipelines.sources.test_freihand import write_part

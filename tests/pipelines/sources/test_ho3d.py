@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.sources import load_index
-from pipelines.sources.ho3d import load_ho3d
-from skeleton import hand_rows
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.ho3d import load_ho3d
+from peclr_dali.skeleton import hand_rows
 from tests.pipelines.sources.layouts import (
     HO3D_K,
     ho3d_joints,
@@ -131,7 +131,7 @@ def test_annotations_are_read_once(root: Path, cache: Path, monkeypatch: pytest.
     first = load_ho3d(DataConfig("ho3d", str(root)))
     assert len(list(cache.glob("ho3d-*.npz"))) == 1
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.sources.ho3d.read_numpy_pickle", None)  # nobody may read again
+        patched.setattr("peclr_dali.pipelines.sources.ho3d.read_numpy_pickle", None)  # nobody may read again
         np.testing.assert_array_equal(load_ho3d(DataConfig("ho3d", str(root))).targets["xyz_m"], first.targets["xyz_m"])
     train = load_ho3d(DataConfig("ho3d", str(root), split="train"))  # another selection is another entry
     assert len(train) < len(first)

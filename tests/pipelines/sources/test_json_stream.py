@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from errors import UserError
-from pipelines.sources.annotations import json_stream
-from pipelines.sources.annotations.json_stream import elements
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.sources.annotations import json_stream
+from peclr_dali.pipelines.sources.annotations.json_stream import elements
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench.our_loader import our_batches
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.sources import load_index
+from peclr_dali.bench.our_loader import our_batches
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.pretraining import Config
 from tests.train.tiny_run import write_images
-from train.config.pretraining import Config
 
 POSES = 5000
 

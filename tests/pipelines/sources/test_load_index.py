@@ -11,13 +11,13 @@ import cv2
 import numpy as np
 import pytest
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.samples.bad_list import write_bad_list
-from pipelines.samples.index import Index, LazyNames
-from pipelines.samples.join import join
-from pipelines.samples.store import Store
-from pipelines.sources import load_index
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.bad_list import write_bad_list
+from peclr_dali.pipelines.samples.index import Index, LazyNames
+from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.samples.store import Store
+from peclr_dali.pipelines.sources import load_index
 from tests.pipelines.sources.test_freihand import write_part
 
 SPLITS: Final[tuple[Literal["all", "train", "val"], ...]] = ("all", "train", "val")

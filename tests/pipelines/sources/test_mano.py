@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS, TIP_VERTICES, keypoint_regressor, read_regressor
+from peclr_dali.pipelines.sources.annotations.mano import (
+    MANO_TO_KEYPOINTS,
+    TIP_VERTICES,
+    keypoint_regressor,
+    read_regressor,
+)
 from tests.pipelines.sources.layouts import one_line
 
 

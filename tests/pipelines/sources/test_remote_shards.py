@@ -26,21 +26,21 @@ import torch
 from PIL import Image
 from s3fs import S3FileSystem  # type: ignore[import-untyped]
 
-from errors import Outage, UserError
-from pipelines.batch import Batch
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.loader import Loader
-from pipelines.loader.epoch_loader import make_loader
-from pipelines.samples.bad_list import write_bad_list
-from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order
-from pipelines.sources import load_index
-from pipelines.sources.folder import load_folder
-from pipelines.sources.remote import address
-from pipelines.sources.remote.address import Remote
-from pipelines.sources.shards.pack import pack
-from pipelines.sources.shards.shard_store import ShardStore
-from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.errors import Outage, UserError
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.loader.epoch_loader import make_loader
+from peclr_dali.pipelines.samples.bad_list import write_bad_list
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.folder import load_folder
+from peclr_dali.pipelines.sources.remote import address
+from peclr_dali.pipelines.sources.remote.address import Remote
+from peclr_dali.pipelines.sources.shards.pack import pack
+from peclr_dali.pipelines.sources.shards.shard_store import ShardStore
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.conftest import Record
 from tests.pipelines.decoder_fuzz import encoded
 from tests.pipelines.sources.bucket import ADDRESS, NAME, Bucket, size_on_disk, watched
@@ -83,7 +83,7 @@ def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 @pytest.fixture
 def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.sources.remote.address.ATTEMPTS", 3)
+    monkeypatch.setattr("peclr_dali.pipelines.sources.remote.address.ATTEMPTS", 3)
 
 
 def shard_bytes(packed: Path) -> int:
@@ -153,7 +153,7 @@ def test_everything_that_selects_samples_gives_the_same(bucket: Bucket, packed: 
     assert str(load_index(remote(tmp_path)).path(3)) == f"{ADDRESS}/shard-000000.tar/000000003.png"
 
 
-@patch("pipelines.render.settings.largest_pixels", lambda index: 4096)  # which reads single images
+@patch("peclr_dali.pipelines.render.settings.largest_pixels", lambda index: 4096)  # which reads single images
 def test_wrong_bytes_are_never_kept(
     bucket: Bucket, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +256,7 @@ def test_a_disk_that_stays_full_is_one_line(bucket: Bucket, tmp_path: Path, monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr("pipelines.sources.shards.remote_shards.ATTEMPTS", 2)
+    monkeypatch.setattr("peclr_dali.pipelines.sources.shards.remote_shards.ATTEMPTS", 2)
     index = load_index(remote(tmp_path))
     with pytest.raises(Outage, match=r"data\.cache = .*: no room for s3://.*tar \(the disk is full\)\. Make room"):
         index.read(0)
@@ -312,12 +312,12 @@ def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, few_a
 def test_a_loader_that_waits_for_the_network_can_be_closed(
     bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.sources.shards.remote_shards._LOG_EVERY_S", 1)
+    monkeypatch.setattr("peclr_dali.pipelines.sources.shards.remote_shards._LOG_EVERY_S", 1)
     index = load_index(remote(tmp_path))
     schedule = Schedule(build_order(index, batch=20, seed=3), RankSlice(20, 0, 20))
     config = PipelinesConfig(backend="cpu", batch=10, threads=2)
     bucket.fault = lambda name, number: "slow" if name.endswith(".tar") else None
-    with patch("pipelines.render.settings.largest_pixels", return_value=4096):
+    with patch("peclr_dali.pipelines.render.settings.largest_pixels", return_value=4096):
         loader = Loader(index, schedule, config, Augmentation(GeometryConfig(), ColourConfig()), device=CPU)
     iterator = iter(loader)
 
@@ -424,9 +424,9 @@ def test_missing_packages_and_credentials_are_one_line(
 KILLED = """
 import sys
 import numpy as np
-from pipelines.config import DataConfig
-from pipelines.sources import load_index
-from pipelines.sources.remote import address
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.remote import address
 address.PIECE_BYTES = 50_000
 index = load_index(DataConfig("shards", sys.argv[1], cache=sys.argv[2]))
 prefetch = index.prefetch(lambda: iter([np.arange(len(index))]))

@@ -22,10 +22,10 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.arrays import IntArray
-from pipelines.sources.remote.cache import Cache, NoRoom, WrongBytes
-from pipelines.sources.shards.remote_shards import _Ahead
-from pipelines.sources.shards.shard_store import Descriptor
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.sources.remote.cache import Cache, NoRoom, WrongBytes
+from peclr_dali.pipelines.sources.shards.remote_shards import _Ahead
+from peclr_dali.pipelines.sources.shards.shard_store import Descriptor
 
 BLOCK = 4096
 ROOT = Path(__file__).parents[3]
@@ -121,7 +121,7 @@ def test_a_killed_writer_leaves_a_part_that_is_never_read(tmp_path: Path) -> Non
     program = f"""
 import sys
 from pathlib import Path
-from pipelines.sources.remote.cache import Cache
+from peclr_dali.pipelines.sources.remote.cache import Cache
 cache = Cache(Path({str(tmp_path)!r}), {4 * BLOCK})
 def pieces(name):
     yield b"!" * {BLOCK}

@@ -20,26 +20,26 @@ import pytest
 import torch
 import webdataset  # type: ignore[import-untyped]
 
-from errors import UserError
-from pipelines.batch import Batch
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.loader import Loader
-from pipelines.samples.bad_list import write_bad_list
-from pipelines.samples.index import Index
-from pipelines.samples.order import EpochOrder, RankSlice, Schedule, build_order
-from pipelines.sources import load_index
-from pipelines.sources.folder import load_folder
-from pipelines.sources.shards.load import load_shards
-from pipelines.sources.shards.pack import Packed, pack
-from pipelines.sources.shards.shard_store import ShardStore
-from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.samples.bad_list import write_bad_list
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule, build_order
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.folder import load_folder
+from peclr_dali.pipelines.sources.shards.load import load_shards
+from peclr_dali.pipelines.sources.shards.pack import Packed, pack
+from peclr_dali.pipelines.sources.shards.shard_store import ShardStore
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.train.config.finetuning import FinetuneDataConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
 from tests.command_line import as_options, run_cli
 from tests.pipelines.decoder_fuzz import encoded, smooth_picture
 from tests.pipelines.harness import BACKENDS
 from tests.pipelines.sources.test_freihand import write_part
-from train.config.finetuning import FinetuneDataConfig
-from train.config.load import load_config
-from train.config.pretraining import Config
 
 COUNT = 50
 ROOT = Path(__file__).parents[3]
@@ -458,7 +458,7 @@ def test_many_shards_are_read_with_few_descriptors(source: Index, tmp_path: Path
     index = load_shards(DataConfig("shards", str(out), shuffle_shards=2))
     before = descriptors()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipelines.sources.shards.shard_store.OPEN_SHARDS", 4)
+        patch.setattr("peclr_dali.pipelines.sources.shards.shard_store.OPEN_SHARDS", 4)
         assert [index.read(row) for row in range(COUNT)] == [source.read(row) for row in range(COUNT)]
     assert descriptors() <= before + 4
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.samples.bad_list import write_bad_list
-from pipelines.sources import load_index
-from pipelines.sources.folder import load_folder
-from pipelines.sources.shards.pack import pack
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.bad_list import write_bad_list
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.folder import load_folder
+from peclr_dali.pipelines.sources.shards.pack import pack
 from tests.pipelines.sources import layouts
 from tests.pipelines.sources.test_freihand import write_part
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.sources import load_index
-from pipelines.sources.youtube3d import load_youtube3d
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.youtube3d import load_youtube3d
 from tests.pipelines.sources.layouts import mano_mesh, one_line, write_image, write_youtube3d, youtube3d_entries
 
 
@@ -109,7 +109,7 @@ def test_annotations_are_read_once_and_again_when_they_change(
     first = load_youtube3d(DataConfig("youtube3d", str(root)))
     (entry,) = cache.glob("youtube3d-*.npz")
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.sources.youtube3d.elements", None)  # nobody may read again
+        patched.setattr("peclr_dali.pipelines.sources.youtube3d.elements", None)  # nobody may read again
         again = load_youtube3d(DataConfig("youtube3d", str(root)))
     assert again.paths == first.paths
     np.testing.assert_array_equal(again.box_px, first.box_px)

@@ -20,12 +20,12 @@ import pytest
 import torch
 from torch.distributed import Store, TCPStore
 
-from errors import RanksLost, ReportedByAnotherRank, UserError
-from errors.refused import is_transient
+from peclr_dali.errors import RanksLost, ReportedByAnotherRank, UserError
+from peclr_dali.errors.refused import is_transient
+from peclr_dali.train.distributed.rendezvous import Peers, connect, meet, name_interface
+from peclr_dali.train.distributed.world import described_world, joined
+from peclr_dali.train.runs.meter import RankTime, Straggler, slowest_rank
 from tests.train import ranks
-from train.distributed.rendezvous import Peers, connect, meet, name_interface
-from train.distributed.world import described_world, joined
-from train.runs.meter import RankTime, Straggler, slowest_rank
 
 
 def on_threads(count: int, action: Callable[[int], Any]) -> list[Any]:
@@ -222,7 +222,7 @@ def _steps(what: str) -> None:
 
     world = described_world("cpu")
     try:
-        with patch("train.distributed.world.meet", patient), joined(world, LIMIT_S):
+        with patch("peclr_dali.train.distributed.world.meet", patient), joined(world, LIMIT_S):
             for step in range(10**6):
                 if world.rank == 1 and step == 3:
                     if what == "hangs":

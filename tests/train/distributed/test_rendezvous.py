@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from errors import UserError
+from peclr_dali.errors import UserError
+from peclr_dali.train.distributed.rendezvous import connect
 from tests.train import ranks
-from train.distributed.rendezvous import connect
 
 
 @contextmanager

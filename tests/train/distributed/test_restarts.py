@@ -11,17 +11,17 @@ import sys
 import time
 from pathlib import Path
 
+import cli
 import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
-import cli
-from errors import Outage, RanksLost, ReportedByAnotherRank, UserError
-from errors.refused import machine_error_line
+from peclr_dali.errors import Outage, RanksLost, ReportedByAnotherRank, UserError
+from peclr_dali.errors.refused import machine_error_line
+from peclr_dali.train.commands import training
 from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
 from tests.train.ranks import free_port
-from train.commands import training
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,11 +14,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from errors import ReportedByAnotherRank, UserError
+from peclr_dali.errors import ReportedByAnotherRank, UserError
+from peclr_dali.train.distributed.interrupt import StopSignals
+from peclr_dali.train.distributed.together import steps_of_all_ranks, together
+from peclr_dali.train.distributed.world import World, require_same
 from tests.train import ranks, tiny_run
-from train.distributed.interrupt import StopSignals
-from train.distributed.together import steps_of_all_ranks, together
-from train.distributed.world import World, require_same
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/labels.json")
 
@@ -62,8 +62,8 @@ def test_ranks_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def pretrain_where_rank_1_differs(what: str, settings: list[str], *others: str) -> None:
     elsewhere = World(1, 2, 1, torch.device("meta"), 2)
     change: dict[str, AbstractContextManager[Any]] = {
-        "device": patch("train.trainer.described_world", return_value=elsewhere),
-        "precision": patch("train.steps.training_state.resolve_precision", return_value="fp64"),
+        "device": patch("peclr_dali.train.trainer.described_world", return_value=elsewhere),
+        "precision": patch("peclr_dali.train.steps.training_state.resolve_precision", return_value="fp64"),
     }
     if os.environ["RANK"] == "0":
         ranks.pretrain(settings)
@@ -107,7 +107,9 @@ def pretrain_where_rank_1_has_no_room(action: str, settings: list[str], launch: 
         ranks.pretrain(settings)
 
 
-@pytest.mark.parametrize("action", ["train.trainer.load_index", "train.trainer.Meter"], ids=["together", "alone"])
+@pytest.mark.parametrize(
+    "action", ["peclr_dali.train.trainer.load_index", "peclr_dali.train.trainer.Meter"], ids=["together", "alone"]
+)
 def test_ranks_leave_at_once_when_one_has_no_room(action: str, tmp_path: Path) -> None:
     """The others would wait for ten minutes. Torchrun may restart them, since there may be room then."""
     (tmp_path / "launch" / "attempt_0").mkdir(parents=True)

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errors import RanksLost, UserError
-from machine.cores import warn_of_threads
-from pipelines.samples.shares import micro_batch_share
-from train.distributed import world as world_module
-from train.distributed.world import World, described_world, joined
-from train.trainer import set_threads
+from peclr_dali.errors import RanksLost, UserError
+from peclr_dali.machine.cores import warn_of_threads
+from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.train.distributed import world as world_module
+from peclr_dali.train.distributed.world import World, described_world, joined
+from peclr_dali.train.trainer import set_threads
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.data())
@@ -162,7 +162,7 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch)
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 12)  # torch's own choice, which knows no quota
-    monkeypatch.setattr("train.trainer.available_cores", lambda: 9)
+    monkeypatch.setattr("peclr_dali.train.trainer.available_cores", lambda: 9)
     for threads, processes in ((None, 1), (None, 2), (None, 16), (3, 2)):
         set_threads(threads, World(world_size=processes, local_world_size=processes))
     assert chosen == [9, 4, 1, 3]
@@ -175,7 +175,7 @@ def test_many_threads_give_a_warning_of_rank_0(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    monkeypatch.setattr("machine.cores.available_cores", lambda: 2)
+    monkeypatch.setattr("peclr_dali.machine.cores.available_cores", lambda: 2)
     warn_of_threads.cache_clear()
     for threads, rank in ((None, 0), (2, 0), (700, 1), (700, 0)):
         set_threads(threads, World(rank=rank, world_size=2, local_world_size=2))

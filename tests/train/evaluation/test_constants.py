@@ -8,12 +8,12 @@ import cv2
 import numpy as np
 import pytest
 
-from errors import UserError
-from pipelines.samples.index import Index
-from skeleton import HAND
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.skeleton import HAND
+from peclr_dali.train.evaluation.constants import constant_pose_errors, evaluation_constants, mean_keypoints_px
+from peclr_dali.train.pose.labels import PoseLabels
 from tests.train import tiny_hands
-from train.evaluation.constants import constant_pose_errors, evaluation_constants, mean_keypoints_px
-from train.pose.labels import PoseLabels
 
 
 def test_constants_of_a_hand_that_only_turns() -> None:

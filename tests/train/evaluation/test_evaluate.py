@@ -12,26 +12,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from errors import UserError
-from models.pose import PoseNetwork, PoseOutput
-from pipelines.config import each_source
-from pipelines.samples.index import Index
-from pipelines.samples.store import Store
-from pipelines.sources import load_index
-from pipelines.sources.shards.pack import pack
+from peclr_dali.errors import UserError
+from peclr_dali.models.pose import PoseNetwork, PoseOutput
+from peclr_dali.pipelines.config import each_source
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.store import Store
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.shards.pack import pack
+from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneDataConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.evaluation.evaluate import Evaluated, evaluate
+from peclr_dali.train.evaluation.network_errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
+from peclr_dali.train.evaluation.two_pass_crop import _view, crops_around, estimate_in_two_passes
+from peclr_dali.train.pose.inference import estimate_poses
+from peclr_dali.train.pose.labels import PoseLabels
+from peclr_dali.train.pose.metrics import metric_of, pixel_errors, pose_errors, score_tables
+from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
+from peclr_dali.train.runs.checkpoint import Checkpoints
 from tests.train import tiny_hands
-from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
-from train.config.load import load_config
-from train.config.tables import to_dict
-from train.distributed.world import World
-from train.evaluation.evaluate import Evaluated, evaluate
-from train.evaluation.network_errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
-from train.evaluation.two_pass_crop import _view, crops_around, estimate_in_two_passes
-from train.pose.inference import estimate_poses
-from train.pose.labels import PoseLabels
-from train.pose.metrics import metric_of, pixel_errors, pose_errors, score_tables
-from train.pose.pose_run import PoseRun, load_pose_run
-from train.runs.checkpoint import Checkpoints
 
 POSES = 20
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import orthogonal_procrustes
 
-from train.pose.metrics import (
+from peclr_dali.train.pose.metrics import (
     THRESHOLDS_M,
     THRESHOLDS_PX,
     Interval,

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from errors import UserError
-from models.config import PoseConfig
-from models.pose import back_project, normalize_keypoints, project
-from pipelines.batch import View
-from pipelines.samples.index import Index
-from pipelines.views.augmentation import Augmentation, ColourConfig
-from pipelines.views.draws import draw_view
-from skeleton import HAND
+from peclr_dali.errors import UserError
+from peclr_dali.models.config import PoseConfig
+from peclr_dali.models.pose import back_project, normalize_keypoints, project
+from peclr_dali.pipelines.batch import View
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig
+from peclr_dali.pipelines.views.draws import draw_view
+from peclr_dali.skeleton import HAND
+from peclr_dali.train.config.finetuning import FinetuneGeometryConfig
+from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
 from tests.pipelines.harness import BACKENDS, make_views
 from tests.train.tiny_hands import random_hands_m
-from train.config.finetuning import FinetuneGeometryConfig
-from train.pose.labels import PoseLabels, labels_to_learn
 
 COUNT, HEIGHT, WIDTH = 16, 200, 240
 CAMERA = np.array([[400.0, 0, 118], [0, 410, 104], [0, 0, 1]])

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.pose import PoseOutput
-from pipelines.batch import Batch, View
-from train.config.finetuning import PoseLossConfig
-from train.pose.labels import PoseTargets
-from train.pose.pose_step import PoseStep, pose_losses
+from peclr_dali.models.pose import PoseOutput
+from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.train.config.finetuning import PoseLossConfig
+from peclr_dali.train.pose.labels import PoseTargets
+from peclr_dali.train.pose.pose_step import PoseStep, pose_losses
 
 
 def output(keypoints_px: Tensor, depth: Tensor, root_depth: Tensor) -> PoseOutput:

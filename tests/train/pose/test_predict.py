@@ -19,13 +19,20 @@ import torch.nn.functional as F
 from PIL import Image as Pillow
 from torch import Tensor
 
-from errors import UserError
+from peclr_dali.errors import UserError
+from peclr_dali.train.pose.pose_run import load_pose_run
+from peclr_dali.train.pose.predict import (
+    assumed_intrinsics,
+    find_images,
+    predict,
+    read_intrinsics,
+    read_picture,
+    result_names,
+)
+from peclr_dali.train.runs.checkpoint import load_checkpoint
+from peclr_dali.train.weights.export import export_onnx
 from tests.command_line import run_cli
 from tests.train.tiny_hands import untrained_run
-from train.pose.pose_run import load_pose_run
-from train.pose.predict import assumed_intrinsics, find_images, predict, read_intrinsics, read_picture, result_names
-from train.runs.checkpoint import load_checkpoint
-from train.weights.export import export_onnx
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -269,8 +276,8 @@ def test_any_name_of_a_file_is_drawn(name: str, run: Path, tmp_path: Path, capsy
 
 def test_a_prediction_imports_nothing_of_training(run: Path, tmp_path: Path) -> None:
     """Of a prediction of one picture, imports take most of the time; torch and torchvision are most of them."""
-    unwanted = ["tensorboard", "sklearn", "pandas", "timm", "onnx", "jinja2", "synthetic", "train.report",
-                "train.trainer", "train.pretrain"]  # fmt: skip
+    unwanted = ["tensorboard", "sklearn", "pandas", "timm", "onnx", "jinja2", "synthetic", "peclr_dali.train.report",
+                "peclr_dali.train.trainer", "peclr_dali.train.pretrain"]  # fmt: skip
     program = (
         "import sys; from cli import main\n"
         "try: main(sys.argv[2:])\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.report.charts import Line, line_chart
+from peclr_dali.train.report.charts import Line, line_chart
 
 
 @pytest.mark.parametrize(

@@ -19,25 +19,25 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from errors import UserError
-from models.encoders import Encoder, build_encoder
-from pipelines.samples.index import Index
-from pipelines.sources import load_index
+from peclr_dali.errors import UserError
+from peclr_dali.models.encoders import Encoder, build_encoder
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.evaluation.evaluate import evaluate
+from peclr_dali.train.finetune import finetune
+from peclr_dali.train.pose.metrics import METRICS
+from peclr_dali.train.pose.predict import predict
+from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.report.contents import Measured, measured, read_runs
+from peclr_dali.train.report.neighbours import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours
+from peclr_dali.train.report.numbers import as_text, in_words, table
+from peclr_dali.train.report.write import write_report
+from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
+from peclr_dali.train.runs.pictures import read_sheet, save_sheet
 from tests.train import tiny_hands, tiny_run
-from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.evaluation.evaluate import evaluate
-from train.finetune import finetune
-from train.pose.metrics import METRICS
-from train.pose.predict import predict
-from train.pretrain import pretrain
-from train.report.contents import Measured, measured, read_runs
-from train.report.neighbours import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours
-from train.report.numbers import as_text, in_words, table
-from train.report.write import write_report
-from train.runs.checkpoint import find_checkpoint, load_checkpoint
-from train.runs.pictures import read_sheet, save_sheet
 
 Array = npt.NDArray[Any]
 
@@ -140,7 +140,7 @@ def test_neighbours_are_those_of_the_start_and_of_the_checkpoint(folder: Path, m
         views = np.tile(np.arange(count, dtype=np.uint8)[:, None, None, None], (1, 8, 8, 3))
         return np.arange(count) != 1, np.stack([np.cos(angle), np.sin(angle)], axis=1), views
 
-    monkeypatch.setattr("train.report.neighbours.features_of_rows", features)
+    monkeypatch.setattr("peclr_dali.train.report.neighbours.features_of_rows", features)
     (run,) = read_runs([folder / "pre"])
     (gallery,) = neighbours([run])
     saved = load_checkpoint(find_checkpoint(folder / "pre", ""))

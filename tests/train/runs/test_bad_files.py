@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from errors import UserError
-from pipelines.batch import Batch
-from pipelines.config import DataConfig
-from pipelines.loader.read import SUBSTITUTE_ATTEMPTS
-from pipelines.samples.index import Index
-from pipelines.samples.join import join
-from pipelines.samples.order import EpochOrder
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.samples.order import EpochOrder
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.runs.bad_files import BadFiles
 from tests.train import ranks, tiny_run
-from train.config.load import load_config
-from train.config.pretraining import Config
-from train.distributed.world import World
-from train.pretrain import pretrain
-from train.runs.bad_files import BadFiles
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

@@ -15,9 +15,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errors import UserError
+from peclr_dali.errors import UserError
+from peclr_dali.train.runs.checkpoint import (
+    FORMAT,
+    BackgroundWriter,
+    Checkpoints,
+    DamagedCheckpoint,
+    load_checkpoint,
+    snapshot,
+)
 from tests.full_disk import files_of_at_most
-from train.runs.checkpoint import FORMAT, BackgroundWriter, Checkpoints, DamagedCheckpoint, load_checkpoint, snapshot
 
 
 def state(value: float = 1.0, count: int = 5000) -> dict[str, Any]:

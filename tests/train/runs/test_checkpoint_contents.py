@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from errors import UserError
+from peclr_dali.errors import UserError
+from peclr_dali.train.runs.checkpoint import FORMAT, load_checkpoint
 from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
-from train.runs.checkpoint import FORMAT, load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

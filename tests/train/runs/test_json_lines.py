@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from train.commands.training import _show_loss
-from train.runs.folder import RunFolder
-from train.runs.json_lines import cut_rows, read_undamaged_rows
+from peclr_dali.train.commands.training import _show_loss
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.runs.json_lines import cut_rows, read_undamaged_rows
 
 DAMAGED = [
     b"null", b"7", b'"step"', b"[1]", b"{}", b'{"step": null}', b'{"step": "3"}', b'{"step": true}', b'{"step": 1.5}',

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from errors import Outage, UserError
-from train.runs.lock import LOCK, locked, require_free
+from peclr_dali.errors import Outage, UserError
+from peclr_dali.train.runs.lock import LOCK, locked, require_free
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
 import pathlib, sys, time
-from train.runs.lock import locked
+from peclr_dali.train.runs.lock import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from train.distributed.world import World
-from train.runs.log import configure_logging, warned_once
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.runs.log import configure_logging, warned_once
 
 log = logging.getLogger(__name__)
 

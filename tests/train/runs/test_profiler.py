@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.runs.profiler import profiled
 from tests.train import ranks
-from train.runs.folder import RunFolder
-from train.runs.profiler import profiled
 
 
 def take_steps(folder: RunFolder, steps: int, *, recorded: int) -> None:

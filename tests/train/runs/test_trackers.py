@@ -20,16 +20,16 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from errors import UserError
+from peclr_dali.errors import UserError
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config, RunConfig
+from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.runs import trackers
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.runs.trackers import TRACKERS, Tracker, Trackers, require_installed
 from tests.train import tiny_run
 from tests.train.ranks import free_port
 from tests.train.tiny_run import final_weights, settings, write_images
-from train.config.load import load_config
-from train.config.pretraining import Config, RunConfig
-from train.pretrain import pretrain
-from train.runs import trackers
-from train.runs.folder import RunFolder
-from train.runs.trackers import TRACKERS, Tracker, Trackers, require_installed
 
 SHORT = ("train.epochs=2", "run.checkpoint_every=4")
 ALL = 'run.trackers=["tensorboard", "mlflow", "wandb"]'
@@ -163,8 +163,8 @@ def test_wandb_without_a_login_asks_nothing_at_a_terminal(tmp_path: Path) -> Non
     program = """
 import logging, sys
 from pathlib import Path
-from train.runs.folder import RunFolder
-from train.runs.trackers import Trackers
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.runs.trackers import Trackers
 logging.basicConfig()
 running = Trackers(["wandb"], RunFolder(Path(sys.argv[1]), keep=1), {}, first_step=0)
 running.scalars({"loss": 1.0}, 1)

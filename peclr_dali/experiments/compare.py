@@ -1,0 +1,46 @@
+"""Compares two arms of a study in pairs, by seed and by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from peclr_dali.bench.measure import interval_of_mean
+from peclr_dali.errors import UserError
+from peclr_dali.experiments.config import Claim, Plan
+from peclr_dali.experiments.measure import measured_errors
+from peclr_dali.train.pose.metrics import METRICS, confidence_intervals, metric_of
+
+Row = dict[str, Any]
+
+
+def compare(plan: Plan, claim: Claim) -> Row:
+    """Compare two arms over all seeds: a row with the differences `better` minus `than`.
+
+    "low" and "high" are the ends of the 95 % interval of the mean difference. The claim "holds" if the whole interval
+    is on the better side of zero. The half of its width is the root of the sum of two squares: of Student's
+    interval over the seeds, and of the bootstrap's over the hands, which all seeds share.
+
+    Raises:
+        UserError: the metric cannot be measured on the arms' images.
+    """
+    seeds, metric = plan.study.seeds, claim.metric
+    better, than = ([measured_errors(plan, seed, name) for seed in seeds] for name in (claim.better, claim.than))
+    if metric not in better[0]:
+        raise UserError(
+            f"{plan.file}: compare: {metric} cannot be measured on {plan.measured_on(claim.better)}, whose labels "
+            f"allow {', '.join(better[0].keys() & METRICS.keys())}: compare in another metric"
+        )
+    tables = [ours[metric] - theirs[metric] for ours, theirs in zip(better, than, strict=True)]
+    differences = [metric_of(table) for table in tables]
+    mean, low, high = float(np.mean(differences)), -math.inf, math.inf  # one seed gives no interval
+    if len(seeds) > 1:
+        over_hands = confidence_intervals({metric: np.mean(tables, axis=0)}, groups=better[0]["groups"])[metric]
+        reach = math.hypot(interval_of_mean(differences).high - mean, (over_hands.high - over_hands.low) / 2)
+        low, high = mean - reach, mean + reach
+    holds = low > 0 if METRICS[metric].higher_is_better else high < 0
+    figures = {"differences": differences, "mean": mean, "low": low, "high": high, "holds": holds}
+    names = {"better": claim.better, "than": claim.than, "metric": metric}
+    return {"kind": "comparison", **names, **figures, "seeds": seeds}

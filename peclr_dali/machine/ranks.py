@@ -1,0 +1,68 @@
+"""Reads the rank of this process and the number of ranks from torchrun's environment variables."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from peclr_dali.errors import UserError
+
+
+class Ranks(NamedTuple):
+    """The rank of this process, and the number of ranks. The default is a run of one process.
+
+    Attributes:
+        rank: 0 <= rank < world_size.
+        world_size: processes of the run.
+        local_rank: rank among the processes of this machine.
+        local_world_size: processes of the run on this machine.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+def described_ranks(rank: int | None = None, world_size: int | None = None) -> Ranks:
+    """Read `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `LOCAL_WORLD_SIZE`; one process if they are not set.
+
+    Args:
+        rank: used instead of `RANK`.
+        world_size: used instead of `WORLD_SIZE`. Give both or neither.
+
+    Raises:
+        UserError: a variable is not a number, or the variables contradict each other.
+    """
+    if (rank is None) != (world_size is None):
+        raise UserError(f"rank = {rank} and world_size = {world_size}: expected both, or none, as under torchrun")
+    if rank is not None and world_size is not None and not 0 <= rank < world_size:
+        raise UserError(f"rank = {rank} and world_size = {world_size}: expected a rank below the number of ranks")
+    ranks = Ranks(
+        _from_environment("RANK", 0) if rank is None else rank,
+        _from_environment("WORLD_SIZE", 1) if world_size is None else world_size,
+        _from_environment("LOCAL_RANK", 0),
+        _from_environment("LOCAL_WORLD_SIZE", 1),
+    )
+    for name, number, count, of in (
+        ("RANK", ranks.rank, ranks.world_size, "WORLD_SIZE"),
+        ("LOCAL_RANK", ranks.local_rank, ranks.local_world_size, "LOCAL_WORLD_SIZE"),
+    ):
+        if number >= count and (name == "RANK" or of in os.environ):
+            raise UserError(
+                f"{name} = {number} in the environment, with {of} = {count}: expected a rank below the number of "
+                "ranks. Start the processes with torchrun, or unset both."
+            )
+    if ranks.world_size > 1 and rank is None and "RANK" not in os.environ:
+        raise UserError(
+            f"WORLD_SIZE = {ranks.world_size} in the environment, without RANK: expected both. Start the processes "
+            "with torchrun, or unset it."
+        )
+    return ranks
+
+
+def _from_environment(name: str, default: int) -> int:
+    value = os.environ.get(name, str(default))
+    if not value.isdecimal():
+        raise UserError(f"{name} = {value!r} in the environment: expected a number, as torchrun sets it. Unset it.")
+    return int(value)

@@ -1,0 +1,73 @@
+"""Parses files of users. Wrong content always raises the same kind of exception."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from peclr_dali.errors import UserError
+
+
+def regular(file: Path) -> Path:
+    """Return the path of a regular file. A missing file, or a pipe or device, which might never end, is an OSError."""
+    mode = file.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a folder raises OSError anyway
+        raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(file))
+    return file
+
+
+def file_name(name: str) -> str:
+    """Return a name that a file can have. Others are a ValueError."""
+    if "\0" in name:
+        raise ValueError(f"{name[:80]!r} cannot be the name of a file")
+    os.fsencode(name)  # a UnicodeEncodeError is a ValueError too
+    return name
+
+
+def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
+    """Parse a JSON document. If an object has a key twice, the last one counts, or with `unique_keys` it is an error.
+
+    Raises:
+        ValueError: the text is not JSON, not UTF-8, nested too deeply, has a number with too many digits or, with
+            `unique_keys`, a key twice.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} appears twice")
+        found[key] = value
+    return found
+
+
+def as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
+    """Convert nested lists of numbers to an array; None if they are ragged, too large for a float, or not numbers."""
+    try:
+        return np.array(value, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None
+
+
+@contextmanager
+def paths_in_one_line(path: Path) -> Iterator[None]:
+    """Turn an OSError into a `UserError` with the name of the file, or `path` if the error has no name."""
+    try:
+        yield
+    except OSError as error:
+        where = path if error.filename is None else error.filename
+        raise UserError(f"{where}: {error.strerror or error}. Check the path and its permissions.") from error

@@ -1,0 +1,242 @@
+"""A dataset of rendered hands in FreiHAND's layout.
+
+    OUT/training/rgb/%08d.jpg     4 N images of 224 x 224; version v of pose i is number i + N v
+    OUT/training_{K,xyz,scale}.json
+    OUT/evaluation/rgb/%08d.jpg   max(1, N // 10) images of other poses
+    OUT/evaluation_{K,xyz,scale}.json
+    OUT/evaluation_boxes.csv      boxes around the hands of the evaluation part, in the format of `predict --box`
+    OUT/dataset.json              written last: the arguments, so that it marks a finished dataset
+
+Lists have one entry per pose: K (3 x 3, pixels), xyz (21 x 3, metres, camera frame: x right, y down, z forward; the
+wrist, then thumb, index, middle, ring, little finger from the palm outward), scale (metres, the middle finger's first
+phalanx, between keypoints 9 and 10). Pixels are corner-based: K projects into a frame in which the centre of the first
+pixel is (0.5, 0.5).
+
+Every image is a pure function of (seed, part, pose, version): neither the number of workers nor an interruption changes
+its bytes.
+"""
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from peclr_dali.errors import UserError
+from peclr_dali.machine.cores import available_cores
+from peclr_dali.synthetic.hand import draw_hand, project, render_hand
+from peclr_dali.synthetic.photo import take_photo
+from peclr_dali.synthetic.scenes import Scene, draw_scene
+from peclr_dali.writing import write_bytes, write_text
+
+VERSIONS = 4
+"""Backgrounds per pose in the training part."""
+FORMAT = 1
+"""Version of the renderer; raised when the same arguments give other bytes."""
+_FINISHED = "dataset.json"
+_BEGUN = "dataset.unfinished.json"
+_POSES_PER_TASK = 8
+# First word after the seed of every random stream, so that each kind of draw has its own stream.
+_SCENE_STREAM, _POSE_STREAM, _PLACE_STREAM, _PHOTO_STREAM = range(4)
+
+Annotation = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The arguments that determine every byte of a dataset."""
+
+    poses: int
+    seed: int
+    scenes: int
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class DatasetPart:
+    """A part of the dataset: training or evaluation.
+
+    Attributes:
+        number: in the seeds of the random streams.
+        versions: number of images of each pose.
+    """
+
+    name: str
+    number: int
+    poses: int
+    versions: int
+
+    def image(self, pose: int, version: int) -> str:
+        """Path of an image relative to the dataset."""
+        return f"{self.name}/rgb/{pose + self.poses * version:08d}.jpg"
+
+
+def parts_of(recipe: Recipe) -> tuple[DatasetPart, DatasetPart]:
+    """The two parts of a dataset."""
+    evaluation = DatasetPart("evaluation", 1, max(1, recipe.poses // 10), versions=1)
+    return DatasetPart("training", 0, recipe.poses, VERSIONS), evaluation
+
+
+def make_dataset(
+    out: Path,
+    *,
+    poses: int,
+    seed: int,
+    scenes: int = 40,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Render a dataset into `out`; finish it if an earlier call with the same arguments was interrupted.
+
+    Workers are spawned, not forked: a script that calls this needs the usual `if __name__ == "__main__"`.
+
+    Args:
+        out: missing, empty, or with this same dataset, finished or not.
+        poses: number of poses of the training part; each has four images.
+        scenes: backgrounds with their light, shared by all poses.
+        workers: processes; by default one per core that this process may use.
+        progress: called with (images done, images in all) as they are written.
+
+    Raises:
+        UserError: an argument out of range, or `out` holds something else.
+    """
+    workers = available_cores() if workers is None else workers
+    for name, value, least in (("poses", poses, 1), ("seed", seed, 0), ("scenes", scenes, 1), ("workers", workers, 1)):
+        if value < least:
+            raise UserError(f"{name} is {value}, expected at least {least}: choose a larger number")
+    recipe = Recipe(poses, seed, scenes)
+    if _is_finished(out, recipe):
+        return
+    _begin(out, recipe)
+    annotations: dict[str, list[Annotation]] = {"training": [], "evaluation": []}
+    done, total = 0, sum(part.poses * part.versions for part in parts_of(recipe))
+    for part, annotation in _render_poses(out, recipe, workers):
+        annotations[part.name].append(annotation)
+        done += part.versions
+        if progress is not None:
+            progress(done, total)
+    for name, entries in annotations.items():
+        for key in ("K", "xyz", "scale"):
+            write_text(out / f"{name}_{key}.json", json.dumps([entry[key] for entry in entries]))
+    write_text(out / "evaluation_boxes.csv", _boxes(annotations["evaluation"]))
+    write_text(out / _FINISHED, _marker(recipe))
+    (out / _BEGUN).unlink()
+
+
+def is_rendered(out: Path) -> bool:
+    """Whether `out` holds a dataset of `make_dataset`, finished or not."""
+    return any((out / name).is_file() for name in (_FINISHED, _BEGUN))
+
+
+def _marker(recipe: Recipe) -> str:
+    return json.dumps(asdict(recipe), indent=2) + "\n"
+
+
+def _is_finished(out: Path, recipe: Recipe) -> bool:
+    """Whether `out` holds this dataset, finished. Anything else than this dataset is a `UserError`."""
+    if not out.exists():
+        return False
+    if not out.is_dir():
+        raise UserError(f"{out} is a file, expected a folder for the dataset: choose another name")
+    for name in (_FINISHED, _BEGUN):
+        path = out / name
+        if path.is_file():
+            try:
+                found = json.loads(path.read_bytes())
+            except (ValueError, RecursionError):
+                found = path.read_text(errors="replace")[:80]
+            if found != asdict(recipe):
+                raise UserError(
+                    f"{out} holds a dataset made with {found}, not with {asdict(recipe)}: "
+                    "give the same arguments, choose another folder, or remove this one"
+                )
+            return name == _FINISHED
+    if any(out.iterdir()):
+        raise UserError(
+            f"{out} is not empty and holds no dataset of 'make-data' (no {_FINISHED}): choose a new or an empty folder"
+        )
+    return False
+
+
+def _boxes(entries: Sequence[Annotation]) -> str:
+    """CSV of the boxes around the keypoints of the evaluation part, in pixels."""
+    rows = ["file,x0,y0,x1,y1"]
+    for pose, entry in enumerate(entries):
+        points_px = project(np.array(entry["xyz"]), np.array(entry["K"]))
+        edges_px = [*points_px.min(axis=0), *points_px.max(axis=0)]
+        rows.append(",".join([f"{pose:08d}.jpg", *(f"{edge:.2f}" for edge in edges_px)]))
+    return "\n".join(rows) + "\n"
+
+
+def _begin(out: Path, recipe: Recipe) -> None:
+    """Write the arguments down, so that a later call can continue, and remove half-written files."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / _BEGUN, _marker(recipe))
+        for part in parts_of(recipe):
+            folder = out / part.name / "rgb"
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob("*.part"):
+                leftover.unlink()
+    except OSError as error:
+        raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
+
+
+def _render_poses(out: Path, recipe: Recipe, workers: int) -> Iterator[tuple[DatasetPart, Annotation]]:
+    """Render all poses; yields the annotations of each pose, in order, when its images are written."""
+    parts, poses = zip(*((part, pose) for part in parts_of(recipe) for pose in range(part.poses)), strict=True)
+    make = partial(_make_pose, out, recipe)
+    if workers == 1:
+        yield from zip(parts, map(make, parts, poses), strict=True)
+        return
+    # Compile once here; the workers then load the result from the cache.
+    hand = draw_hand(np.random.default_rng(0))
+    take_photo(np.random.default_rng(0), render_hand(hand), hand.camera.intrinsics, _scene(recipe.seed, 0))
+    spawn = multiprocessing.get_context("spawn")
+    # One thread per process: the processes already fill the cores.
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=cv2.setNumThreads, initargs=(1,)) as pool:
+        try:
+            yield from zip(parts, pool.map(make, parts, poses, chunksize=_POSES_PER_TASK), strict=True)
+        except BrokenProcessPool as error:
+            raise UserError(
+                f"{out}: a rendering process was killed from outside, perhaps for lack of memory. Run the command "
+                "again to continue; --workers 1 needs the least memory"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> Annotation:
+    """Write the missing images of a pose; returns its annotations."""
+    hand = draw_hand(np.random.default_rng([recipe.seed, _POSE_STREAM, part.number, pose]))
+    missing = [version for version in range(part.versions) if not (out / part.image(pose, version)).is_file()]
+    if missing:
+        rendering, scenes = render_hand(hand), scenes_of(recipe, part, pose)
+        for version in missing:
+            rng = np.random.default_rng([recipe.seed, _PHOTO_STREAM, part.number, pose, version])
+            photo = take_photo(rng, rendering, hand.camera.intrinsics, _scene(recipe.seed, scenes[version]))
+            # Not durable: waiting for the disk thousands of times would take too long.
+            write_bytes(out / part.image(pose, version), photo, durable=False)
+    return {"K": hand.camera.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m}
+
+
+def scenes_of(recipe: Recipe, part: DatasetPart, pose: int) -> list[int]:
+    """The scene of each version of a pose; all different if there are enough scenes."""
+    rng = np.random.default_rng([recipe.seed, _PLACE_STREAM, part.number, pose])
+    places: list[int] = []
+    while len(places) < part.versions:
+        count = min(recipe.scenes, part.versions - len(places))
+        places += rng.choice(recipe.scenes, size=count, replace=False).tolist()
+    return places
+
+
+@lru_cache(maxsize=128)
+def _scene(seed: int, scene: int) -> Scene:
+    return draw_scene(np.random.default_rng([seed, _SCENE_STREAM, scene]))

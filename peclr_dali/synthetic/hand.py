@@ -1,0 +1,180 @@
+"""One pose of the dataset, a pure function of (seed, pose).
+
+The camera's frame is x right, y down, z forward; pixels are corner-based (the centre of the first one is 0.5, 0.5).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from peclr_dali.skeleton import HAND
+from peclr_dali.synthetic.field import ARM, BALL, BOX, CYLINDER, Solids, arm_rotation, build_hand, distance_to_skin
+from peclr_dali.synthetic.jit import Floats
+from peclr_dali.synthetic.kinematics import HandShape, draw_shape, rotation_x, rotation_y, rotation_z
+from peclr_dali.synthetic.poses import draw_pose
+from peclr_dali.synthetic.render import Rendering, render
+from peclr_dali.synthetic.surface import Paint, draw_paint
+
+SIDE_PX = 224
+_NEAREST_M = 0.25
+# From the hand frame to a camera that sees the back of an upright hand.
+_FACING = np.diag([1.0, -1.0, -1.0])
+
+_SLEEVES = 0.4
+_HOLDING = 0.15
+
+
+@dataclass(frozen=True)
+class Camera:
+    """Camera, and the hand's position in its frame.
+
+    Attributes:
+        intrinsics: (3, 3) K, pixels.
+        rotation: (3, 3) hand frame to camera frame.
+        translation_m: (3,) the wrist in the camera frame.
+    """
+
+    intrinsics: Floats
+    rotation: Floats
+    translation_m: Floats
+
+
+def project(points_m: Floats, intrinsics: Floats) -> Floats:
+    """Image points (N, 2) in corner-based pixels of camera-frame points (N, 3)."""
+    image = points_m @ intrinsics.T
+    return np.asarray(image[:, :2] / image[:, 2:])
+
+
+def draw_camera(rng: np.random.Generator, joints_m: Floats) -> Camera:
+    """A camera that sees the joints (21, 3) roughly centred, over about half of the picture.
+
+    The hand turns freely about its long axis: it shows its back, its palm or an edge. This axis leaves the picture
+    plane by up to about 60 degrees. In the picture it mostly points upwards.
+    """
+    turn = float(rng.uniform(-np.pi, np.pi))
+    tilt = float(np.clip(rng.normal(0.0, 0.5), -1.05, 1.05))
+    lean = float(rng.normal(0.0, 0.9))
+    rotation = rotation_z(lean) @ rotation_x(tilt) @ _FACING @ rotation_y(turn)
+    focal = float(rng.uniform(400.0, 600.0))
+    focal_x = focal * float(rng.uniform(0.997, 1.003))
+    intrinsics = np.array([[focal_x, 0.0, SIDE_PX / 2], [0.0, focal, SIDE_PX / 2], [0.0, 0.0, 1.0]])
+    wanted_px = float(rng.uniform(92.0, 148.0))
+    centre_px = SIDE_PX / 2 + np.clip(rng.normal(0.0, 6.0, 2), -16.0, 16.0)
+    turned = joints_m @ rotation.T
+    translation = np.array([0.0, 0.0, 0.7])
+    # Size and position depend on each other by perspective; a few rounds converge to a fraction of a pixel.
+    for _ in range(6):
+        image = project(turned + translation, intrinsics)
+        low, high = image.min(axis=0), image.max(axis=0)
+        middle_z = float(turned[:, 2].mean()) + translation[2]
+        middle_z = max(middle_z * float((high - low).max()) / wanted_px, _NEAREST_M)
+        translation[2] = middle_z - float(turned[:, 2].mean())
+        translation[:2] += (centre_px - (low + high) / 2) * middle_z / focal
+    return Camera(intrinsics, rotation, translation)
+
+
+def draw_sleeve(rng: np.random.Generator, parts: Floats) -> Floats:
+    """A sleeve around the forearm (see Solids.sleeve), or none."""
+    sleeve = np.zeros(8)
+    worn, cuff_m, slack_m = rng.random() < _SLEEVES, float(rng.uniform(0.015, 0.12)), float(rng.uniform(0.003, 0.010))
+    if worn:
+        start = parts[ARM : ARM + 2, 0:3].mean(axis=0)
+        axis = parts[ARM : ARM + 2, 3:6].mean(axis=0)
+        axis /= np.linalg.norm(axis)
+        # Half the distance of the two bones plus their flesh, where the cuff ends.
+        radius = float(parts[ARM, 6] + 0.016 + slack_m + 0.02 * cuff_m)
+        sleeve[:] = *(start + cuff_m * axis), *axis, radius, 1.0
+    return sleeve
+
+
+def draw_prop(rng: np.random.Generator, bare: Solids, camera: Camera) -> Floats:
+    """A ball, cylinder or box in a bare hand (see Solids.prop), or none if the fingers leave no room."""
+    prop = np.zeros(16)
+    kind = int(rng.choice([BALL, CYLINDER, BOX]))
+    tilt = rotation_z(float(rng.normal(0.25, 0.12))) @ rotation_y(float(rng.normal(0.0, 0.1)))
+    axes = camera.rotation @ tilt @ rotation_x(float(rng.uniform(0, np.pi)))
+    reach = float(rng.uniform(0.07, 0.12)), float(rng.uniform(0.07, 0.12))
+    square = float(rng.uniform(0.5, 0.86))
+
+    def room(depth_m: float, y_m: float) -> tuple[float, Floats]:
+        centre = camera.rotation @ np.array([0.003, y_m, -depth_m]) + camera.translation_m
+        stations = (0.0,) if kind == BALL else (-0.030, -0.015, 0.0, 0.015, 0.030)
+        return min(distance_to_skin(bare, centre + station * axes[:, 0]) for station in stations), centre
+
+    # The largest object that touches palm and fingers: climb out of the palm until the room stops growing.
+    places = [room(depth, y) for y in (0.062, 0.074, 0.086, 0.098) for depth in np.arange(0.018, 0.066, 0.004)]
+    radius, centre = max(places, key=lambda place: place[0])
+    if radius < 0.010:
+        return prop
+    radius = min(radius, 0.045)
+    if kind == BALL:
+        half = (radius, radius, radius)
+    elif kind == CYLINDER:
+        half = (reach[0], radius, radius)
+    else:
+        # The cross-section's diagonal is what fits.
+        half = (reach[1], radius * square, radius * float(np.sqrt(1 - square**2)))
+    prop[:] = kind, *centre, *half, *axes.T.reshape(9)
+    return prop
+
+
+@dataclass(frozen=True)
+class Hand:
+    """A drawn hand before its camera.
+
+    Attributes:
+        xyz_m: (21, 3) keypoints in the camera frame.
+    """
+
+    shape: HandShape
+    camera: Camera
+    xyz_m: Floats
+    solids: Solids
+    paint: Paint
+
+    @property
+    def scale_m(self) -> float:
+        """Length of the reference bone, the middle finger's first phalanx."""
+        start, end = HAND.reference_bone
+        return float(np.linalg.norm(self.xyz_m[end] - self.xyz_m[start]))
+
+
+def draw_hand(rng: np.random.Generator) -> Hand:
+    """Draw person, pose, camera, clothing and held object."""
+    shape = draw_shape(rng)
+    holding = bool(rng.random() < _HOLDING)
+    _, skeleton = draw_pose(rng, shape, grasp=holding)
+    camera = draw_camera(rng, skeleton.joints_m)
+    solids = build_hand(shape, skeleton, camera.rotation, camera.translation_m, _draw_wrist(rng, camera.rotation))
+    solids = solids._replace(sleeve=draw_sleeve(rng, solids.parts))
+    if holding:
+        solids = solids._replace(prop=draw_prop(rng, solids, camera))
+    return Hand(
+        shape=shape,
+        camera=camera,
+        xyz_m=skeleton.joints_m @ camera.rotation.T + camera.translation_m,
+        solids=solids,
+        paint=draw_paint(rng),
+    )
+
+
+def _draw_wrist(rng: np.random.Generator, rotation: Floats) -> tuple[float, float]:
+    """Flexion and sideways bend of the wrist, radians.
+
+    Where the forearm would point at the camera or away from it, the wrist bends the other way: the picture would
+    otherwise show little but an elbow, or the end of the modelled arm.
+    """
+    flexion = float(np.clip(rng.normal(0.05, 0.25), -0.8, 0.8))
+    deviation = float(np.clip(rng.normal(0.0, 0.12), -0.35, 0.3))
+
+    def steepness(bend: float) -> float:
+        return abs(float((rotation @ arm_rotation((bend, deviation)))[2, 1]))
+
+    if steepness(flexion) > 0.8:
+        flexion = min((flexion, -flexion), key=steepness)
+    return flexion, deviation
+
+
+def render_hand(hand: Hand) -> Rendering:
+    """Surface samples of the hand at the dataset's size."""
+    return render(hand.solids, hand.paint, hand.shape.bulk, hand.camera.intrinsics, SIDE_PX)

@@ -1,0 +1,141 @@
+"""Draws hand poses: blends of gestures and grasps, with random deviations and without fingers inside each other."""
+
+import numpy as np
+
+from peclr_dali.synthetic.jit import Floats
+from peclr_dali.synthetic.kinematics import (
+    ABDUCTION,
+    DIGITS,
+    FLEX_1,
+    FLEX_2,
+    FLEX_3,
+    LIMITS_RAD,
+    HandShape,
+    PosedHand,
+    pose_hand,
+)
+
+_OPEN = (2, 4, 5, 3)
+_LOOSE = (1, 22, 30, 16)
+_CURLED = (0, 78, 98, 58)
+_HALF = (1, 48, 55, 32)
+
+# Degrees: spread, first, second, third joint; thumb, index, middle, ring, little.
+_GESTURES_RAD = np.deg2rad(
+    [
+        [(8, -6, 2, 2), _OPEN, _OPEN, _OPEN, _OPEN],  # flat
+        [(14, -18, -4, -6), (13, 0, 4, 2), (1, 0, 4, 2), (9, 0, 4, 2), (19, 0, 4, 2)],  # spread
+        [(14, 4, 12, 12), (2, 18, 24, 12), (0, 24, 30, 16), (1, 28, 34, 18), (4, 30, 34, 18)],  # at rest
+        [(14, 4, 12, 12), _LOOSE, _LOOSE, _LOOSE, (5, 24, 28, 16)],  # at rest, even
+        [(26, 26, 34, 42), _CURLED, _CURLED, _CURLED, _CURLED],  # fist
+        [(26, 26, 34, 40), (2, 4, 6, 4), _CURLED, _CURLED, _CURLED],  # pointing
+        [(26, 26, 36, 44), (9, 2, 6, 4), (6, 2, 6, 4), _CURLED, _CURLED],  # victory
+        [(-4, -20, -4, -14), _CURLED, _CURLED, _CURLED, _CURLED],  # thumb up
+        [(34, 14, 16, 28), (2, 44, 48, 22), (3, 12, 14, 8), (4, 6, 10, 5), (10, 3, 8, 4)],  # ring of thumb and index
+        [(34, 14, 16, 26), (0, 52, 42, 18), (0, 54, 46, 22), (0, 60, 55, 30), (2, 62, 55, 30)],  # pinch
+        [(36, 16, 14, 18), (0, 48, 40, 24), (0, 50, 44, 26), (2, 60, 62, 36), (4, 64, 66, 40)],  # pen
+        [(36, 2, 8, 12), (2, 34, 42, 24), (0, 38, 46, 26), (2, 40, 48, 26), (5, 42, 46, 26)],  # cylinder
+        [(38, -4, 6, 14), (10, 24, 36, 24), (2, 26, 38, 26), (8, 28, 38, 26), (17, 28, 36, 24)],  # ball
+        [(8, 2, 10, 8), (1, 8, 78, 48), (0, 8, 82, 50), (1, 8, 82, 50), (2, 10, 78, 46)],  # hook
+        [(12, -14, 4, 4), (10, -8, 44, 34), (2, -8, 46, 34), (8, -8, 46, 34), (16, -8, 44, 34)],  # claw
+        [(10, 0, 6, 4), (0, 68, 6, 4), (0, 70, 6, 4), (0, 70, 6, 4), (0, 68, 6, 4)],  # table top
+        [(26, 22, 34, 40), (6, 0, 4, 2), _CURLED, _CURLED, (14, 0, 6, 4)],  # horns
+        [(8, -20, -2, -6), _CURLED, _CURLED, _CURLED, (18, 0, 6, 4)],  # telephone
+        [(28, 24, 28, 34), (8, 2, 6, 4), (1, 2, 6, 4), (7, 4, 8, 4), _CURLED],  # three
+        [(34, 20, 24, 28), (8, 2, 6, 4), (1, 2, 6, 4), (6, 2, 6, 4), (14, 2, 8, 4)],  # four
+        [(2, -20, -2, -4), (4, 4, 6, 4), _CURLED, _CURLED, _CURLED],  # pistol
+        [(4, 12, 12, 18), (0, 48, 62, 30), (0, 56, 70, 36), (0, 60, 74, 38), (2, 62, 72, 38)],  # key
+        [(20, 4, 16, 14), _HALF, _HALF, _HALF, _HALF],  # half closed
+    ]
+)
+_REST = 2
+_GRASPS = (11, 12, 22)
+
+MAX_OVERLAP_M = 0.0025
+"""Largest depth in metres by which touching segments may overlap, as flesh is soft."""
+_TRIES = 24
+
+
+def within_limits(angles_rad: Floats) -> Floats:
+    """Joint angles (5, 4) clipped to LIMITS_RAD; fingers cannot spread when bent at the knuckle."""
+    angles = np.clip(angles_rad, LIMITS_RAD[..., 0], LIMITS_RAD[..., 1])
+    bend = np.clip(angles[1:, FLEX_1] / np.deg2rad(80.0), 0.0, 1.0)
+    angles[1:, ABDUCTION] *= 1.0 - 0.85 * bend
+    return np.asarray(angles)
+
+
+def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tuple[Floats, PosedHand]:
+    """Joint angles (5, 4) in radians, and the bones so posed, without interpenetrating digits.
+
+    With `grasp` the pose can hold an object.
+    """
+    pool = _GRASPS if grasp else range(len(_GESTURES_RAD))
+    first, second = (_GESTURES_RAD[int(rng.choice(pool))] for _ in range(2))
+    weight = float(rng.beta(0.55, 0.55))
+    aim = weight * first + (1.0 - weight) * second
+    least = np.inf
+    for attempt in range(_TRIES):
+        # Each attempt opens the hand a little: fingers may cross in a blend although they cross in neither gesture.
+        ease = 0.9 * max(0, attempt - 2) / (_TRIES - 3)
+        angles = within_limits((1.0 - ease) * (aim + _loosening(rng)) + ease * _GESTURES_RAD[_REST])
+        skeleton = pose_hand(shape, angles)
+        overlap = deepest_overlap(skeleton.joints_m, shape.radii_m)
+        if overlap < least:
+            least, best = overlap, (angles, skeleton)
+        if overlap <= MAX_OVERLAP_M:
+            break
+    return best
+
+
+def _loosening(rng: np.random.Generator) -> Floats:
+    """Deviation from a gesture, radians (5, 4): neighbouring fingers move together, the last two joints too."""
+    together = rng.normal(0.0, 7.0)
+    along_hand = np.convolve(rng.normal(0.0, 9.0, DIGITS + 2), [0.35, 0.6, 0.35], mode="valid")
+    curl = together + along_hand
+    noise = rng.normal(0.0, 1.0, (DIGITS, 4))
+    delta = np.empty((DIGITS, 4))
+    delta[:, ABDUCTION] = 2.5 * noise[:, ABDUCTION]
+    delta[:, FLEX_1] = 0.8 * curl + 5.0 * noise[:, FLEX_1]
+    delta[:, FLEX_2] = 1.0 * curl + 5.0 * noise[:, FLEX_2]
+    delta[:, FLEX_3] = 0.6 * curl + 3.0 * noise[:, FLEX_3]
+    # The thumb's saddle joint has a quarter of a finger joint's range.
+    delta[0, :FLEX_2] = rng.normal(0.0, 5.0, 2)
+    return np.deg2rad(delta)
+
+
+# Pairs of segments that may meet, numbered digit by digit; behind the digits' 15 lie the four metacarpals of the palm.
+# A finger's first segment lies in the webbing, the thumb's metacarpal in the palm: the first of a pair moves freely.
+_FIRST, _SECOND = np.array(
+    [
+        (3 * digit + segment, second)
+        for digit in range(DIGITS)
+        for segment in (1, 2)
+        for second in range(1, 3 * DIGITS + 4)
+        if second >= 3 * digit + 3 or (second % 3 == 0 and second != 3 * digit)
+    ]
+).T
+
+
+def deepest_overlap(joints_m: Floats, radii_m: Floats) -> float:
+    """Largest depth in metres by which a digit's segment reaches into another digit or the palm; negative: a gap.
+
+    Takes the keypoints (21, 3) in any rigid frame, and half the thickness (5, 4) at the joints.
+    """
+    wrist, points = joints_m[0], joints_m[1:].reshape(DIGITS, 4, 3)
+    knuckles, palm_m = points[1:, 0], 1.1 * radii_m[1:, 0]
+    # The palm: metacarpals from a quarter of the way to the knuckle.
+    start = np.concatenate([points[:, :3].reshape(-1, 3), wrist + 0.3 * (knuckles - wrist)])
+    bone = np.concatenate([points[:, 1:].reshape(-1, 3), knuckles]) - start
+    start_m = np.concatenate([radii_m[:, :3].ravel(), palm_m])
+    end_m = np.concatenate([radii_m[:, 1:].ravel(), palm_m])
+    # Where along each segment (0 to 1) the pair is nearest.
+    u, v, w = bone[_FIRST], bone[_SECOND], start[_FIRST] - start[_SECOND]
+    a, b, c, d, e = ((x * y).sum(axis=1) for x, y in ((u, u), (u, v), (v, v), (u, w), (v, w)))
+    crossing = a * c - b * b > 1e-12
+    along = np.where(crossing, np.clip((b * e - c * d) / np.where(crossing, a * c - b * b, 1), 0, 1), 0.5)
+    beside = np.clip((b * along + e) / c, 0, 1)
+    along = np.clip((b * beside - d) / a, 0, 1)
+    gap = np.linalg.norm(w + along[:, None] * u - beside[:, None] * v, axis=1)
+    room = start_m[_FIRST] * (1 - along) + end_m[_FIRST] * along
+    room += start_m[_SECOND] * (1 - beside) + end_m[_SECOND] * beside
+    return float((room - gap).max())
