@@ -13,7 +13,7 @@ export PYTHONPATH :=
 export PYTHONDONTWRITEBYTECODE :=
 export UV_HTTP_TIMEOUT ?= 300
 
-.PHONY: help setup demo photographs test test-long test-gpu lint format lock clean
+.PHONY: help setup demo photographs test test-long test-gpu docs lint format lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -66,6 +66,9 @@ test-long: $(STAMP)  ## the slower proofs, about an hour on two cores; with RECO
 test-gpu: $(STAMP)  ## the tests that need a CUDA device
 	$(BIN)/pytest -q -m gpu
 
+docs: $(STAMP)  ## the pages of docs/ and the API as a site, in site/
+	$(BIN)/mkdocs build --quiet
+
 lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -79,4 +82,4 @@ lock: $(STAMP)  ## resolve pyproject.toml into requirements.lock, with hashes an
 	--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet -o requirements.lock
 
 clean:  ## remove what was generated; the environment stays
-	rm -rf $(CACHE) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(CACHE) runs site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from examples.loop import info_nce, options, small_network
-from peclr_dali.models.equivariance import undo_view
-from peclr_dali.pipelines import ColourConfig, GeometryConfig, make_loader
+from peclr_dali import ColourConfig, GeometryConfig, make_loader, undo_view
 
 
 def draw_leaves(folder: Path, count: int, side_px: int = 128) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from peclr_dali.pipelines import ColourConfig, GeometryConfig, make_loader
+from peclr_dali import ColourConfig, GeometryConfig, make_loader
 
 
 def draw_shapes(folder: Path, count: int, side_px: int = 96) -> None:

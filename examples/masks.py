@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from examples.loop import options
-from peclr_dali.pipelines import ColourConfig, GeometryConfig, make_loader
+from peclr_dali import ColourConfig, GeometryConfig, make_loader
 
 Pixels = npt.NDArray[np.uint8]
 

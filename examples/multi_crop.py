@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from examples.loop import draw_shapes, options, small_network
-from peclr_dali.pipelines import AppearanceConfig, ColourConfig, GeometryConfig, make_loader
+from peclr_dali import AppearanceConfig, ColourConfig, GeometryConfig, make_loader
 
 
 def crops(side_px: int, side_frac: tuple[float, float]) -> GeometryConfig:

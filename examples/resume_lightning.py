@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from examples.loop import draw_shapes, info_nce, options, small_network
-from peclr_dali.pipelines import Batch, EpochLoader, GeometryConfig, make_loader
+from peclr_dali import Batch, EpochLoader, GeometryConfig, make_loader
 
 
 class Contrastive(LightningModule):

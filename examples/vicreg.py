@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from examples.loop import draw_shapes, options, small_network
-from peclr_dali.models.losses.vicreg import VICReg
-from peclr_dali.pipelines import Batch, ColourConfig, GeometryConfig, make_loader
-from peclr_dali.train import ExactStep
+from peclr_dali import Batch, ColourConfig, ExactStep, GeometryConfig, VICReg, make_loader
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ class Encoder(nn.Module):
     classifier: tuple[str, ...] = ()
 
     def forward(self, image: Tensor) -> Tensor:
-        """Pooled features: (N, 3, S, S) float, normalised as `peclr_dali.models.network.Normalize` does, to (N, feature_dim)."""
+        """Pooled features: (N, 3, S, S) float, normalised as models/network.py does, to (N, feature_dim)."""
         features: Tensor = getattr(self, self.inner)(image)
         return features
 

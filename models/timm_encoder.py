@@ -46,7 +46,7 @@ class TimmEncoder(Encoder):
         except ImportError as error:
             raise UserError(
                 f"{self._key} needs the package timm, which cannot be imported ({error}): install it with "
-                "'.venv/bin/uv pip install -r pyproject.toml --extra timm', or choose one of torchvision's ResNets"
+                "pip install 'peclr-dali[timm]', or choose one of torchvision's ResNets"
             ) from error
         if not self._timm.is_model(self._model):
             close = difflib.get_close_matches(self._model, self._timm.list_models() + self._timm.list_pretrained(), 1)

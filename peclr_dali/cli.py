@@ -1,4 +1,4 @@
-"""Command line, run as `python cli.py COMMAND`, or under `torchrun` for several processes.
+"""The commands, and what becomes of their errors.
 
 Each command is defined beside the code that it calls, and imports that code only when it runs, so that `--help` is
 fast.
@@ -10,36 +10,31 @@ import io
 import logging
 import os
 import platform
-import signal
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Ctrl-C during the imports below ends the process without a traceback. If it is ignored, as for background jobs, it
-# stays ignored.
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 import click
 
-import peclr_dali.bench.classification.command
-import peclr_dali.bench.gpu.command
-import peclr_dali.bench.loaders.command
-import peclr_dali.bench.pages.command
-import peclr_dali.bench.training.command
-import peclr_dali.experiments.commands
-import peclr_dali.train.commands.data
-import peclr_dali.train.commands.networks
-import peclr_dali.train.commands.training
+from peclr_dali.bench.classification import command as classification
+from peclr_dali.bench.gpu import command as gpu
+from peclr_dali.bench.loaders import command as loaders
+from peclr_dali.bench.pages import command as pages
+from peclr_dali.bench.training import command as steps
 from peclr_dali.errors import ReportedByAnotherRank, UserError
 from peclr_dali.errors.refused import is_transient, machine_error_line
 from peclr_dali.errors.terminal import OneLine
+from peclr_dali.experiments import commands as studies
 from peclr_dali.machine.compiled import choose_cache_folder
 from peclr_dali.machine.freed_memory import keep_freed_memory
+from peclr_dali.train.commands import data, networks, training
 from peclr_dali.train.commands.options import is_first_on_host, is_main_rank, say
 from peclr_dali.train.distributed.interrupt import Interrupted, stop_with_torchrun
+
+_CALL = "peclr-dali" if Path(sys.argv[0]).name == "peclr-dali" else "python cli.py"
+"""How this program was called. Help and messages are written for the checkout."""
 
 _REPORT_S = 5.0
 """Seconds in which a rank prints its error, while the others wait to end."""
@@ -63,7 +58,7 @@ class OneLineErrors(click.Group):
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             _check_environment()
-            super().main(*args, **{"prog_name": "cli.py", **kwargs, "standalone_mode": False})
+            super().main(*args, **{"prog_name": _CALL.split()[-1], **kwargs, "standalone_mode": False})
         except ReportedByAnotherRank as error:
             _leave_in_silence(restart=is_transient(error))
         except UserError as error:
@@ -76,7 +71,7 @@ class OneLineErrors(click.Group):
             click.echo(request.format_message())
         except click.UsageError as error:
             words = error.ctx.command_path.split()[1:] if error.ctx is not None else []
-            see = f"See '{' '.join(['python cli.py', *words, '--help'])}'."
+            see = f"See '{' '.join([_CALL, *words, '--help'])}'."
             _fail(f"{error.format_message()}{_hint(error)} {see}", on_every_rank=True)
         except click.ClickException as error:
             _fail(error.format_message(), on_every_rank=True)
@@ -95,8 +90,12 @@ def _fail(message: str, *, on_every_rank: bool = False, restart: bool = False) -
     if on_every_rank and not is_first_on_host():
         _leave_in_silence()
     prefix = "error" if is_main_rank() else f"rank {os.environ['RANK']} on {platform.node()}: error"
-    say(f"{prefix}: {' '.join(_shortened(word) for word in message.split())}", err=True)
+    say(f"{prefix}: {' '.join(_shortened(word) for word in _as_called(message).split())}", err=True)
     _exit(restart=restart)
+
+
+def _as_called(text: str) -> str:
+    return text.replace("python cli.py", _CALL)
 
 
 def _check_environment() -> None:
@@ -173,23 +172,9 @@ def main() -> None:
     """
 
 
-commands = (
-    bench.loaders.command,
-    bench.training.command,
-    bench.gpu.command,
-    bench.pages.command,
-    bench.classification.command,
-    experiments.commands,
-    train.commands.data,
-    train.commands.networks,
-    train.commands.training,
-)
-for module in commands:
+main.help = _as_called(main.help or "")
+for module in (loaders, steps, gpu, pages, classification, studies, data, networks, training):
     for command in vars(module).values():
         if isinstance(command, click.Command):
+            command.help = _as_called(command.help or "")
             main.add_command(command)
-
-if __name__ == "__main__":
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    main()

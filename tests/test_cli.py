@@ -72,7 +72,7 @@ WITHOUT_TORCH = {
 
 PROGRAM = """
 import contextlib, io, json, sys
-import cli
+from peclr_dali import cli
 answers = {"import": [0, "", "", sorted(sys.modules)]}
 for command in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()

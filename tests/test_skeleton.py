@@ -81,7 +81,7 @@ def test_the_parts_of_a_skeleton_are_consistent(skeleton: Skeleton) -> None:
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = [
-    ROOT / "cli.py",
+    ROOT / "peclr_dali" / "cli.py",
     *(file for room in ("models", "pipelines", "train") for file in (ROOT / room).rglob("*.py")),
 ]
 NAMES = {word for skeleton in SKELETONS.values() for name in skeleton.keypoints for word in (name, name.split("_")[-1])}

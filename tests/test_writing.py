@@ -19,7 +19,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.train.runs.pictures import save_figure, save_sheet
 from peclr_dali.writing import NotWritten, refuse_inputs, remove_leftovers, whole_file, write_bytes, write_text
 from tests.full_disk import files_of_at_most
-from tests.test_structure import FILES, ROOT
+from tests.test_structure import MODULES, PACKAGE
 
 
 def save_by_torch(path: Path) -> None:
@@ -157,8 +157,7 @@ WRITE_THEMSELVES = {
 
 
 def test_all_files_are_written_through_this_module() -> None:
-    alone = {"examples", "tools"}
-    product = {path: file for file in FILES if (path := file.relative_to(ROOT).as_posix()).split("/")[0] not in alone}
+    product = {file.relative_to(PACKAGE).as_posix(): file for file in MODULES}
     found = {path: calls for path, file in product.items() if (calls := writes(file.read_text(encoding="utf-8")))}
     assert {path: calls for path, calls in found.items() if path not in WRITE_THEMSELVES} == {}
     assert WRITE_THEMSELVES - {"writing.py"} <= found.keys()

@@ -72,10 +72,8 @@ def classify(
     counts = few.replace(" ", "").split(",") if few else []
     if not all(re.fullmatch("[1-9][0-9]{0,5}", count) for count in counts):
         raise UserError(f"--few {few}: expected numbers of groups separated by commas, such as 2,5,10")
-    try:
-        import sklearn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UserError("classify needs scikit-learn: install it with 'pip install \"scikit-learn>=1.6\"'") from error
+    import sklearn  # noqa: F401  # before the work begins
+
     from peclr_dali.bench.classification.classify import classify as judge
     from peclr_dali.bench.rows import as_table
     from peclr_dali.train.runs.log import configure_logging, progress_bar

@@ -1,4 +1,4 @@
-"""Describes errors of the machine in one line: lack of memory, or a file that cannot be used."""
+"""Describes errors of the machine in one line: lack of memory, a file that cannot be used, a missing package."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import traceback
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from peclr_dali.errors import Outage, ReportedByAnotherRank, UserError
@@ -48,11 +49,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 def machine_error_line(error: BaseException) -> str | None:
-    """One line about an error of the machine (memory, files); None for any other error.
+    """One line about an error of the machine (memory, files, packages); None for any other error.
 
     Errors of NumPy, torch, OpenCV, DALI and of the dynamic linker are recognised by their text, so that nothing has to
     be imported.
     """
+    if isinstance(error, ModuleNotFoundError):
+        return _missing_package(error)
     has_number = isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM)
     may_lack = isinstance(error, (OSError, RuntimeError, ImportError)) or type(error).__module__ == "cv2"
     if isinstance(error, MemoryError) or (may_lack and not has_number and _LACKS_MEMORY.search(str(error))):
@@ -80,3 +83,18 @@ def as_size(count: float) -> str:
     """Bytes with a binary unit, such as "1.5 GiB"."""
     power = min(max(int(count), 1).bit_length() - 1, 49) // 10
     return f"{count / 1024**power:.{1 if power else 0}f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def _missing_package(error: ModuleNotFoundError) -> str | None:
+    """One line that says how to install a package that an extra of ours brings; None for any other module."""
+    package = {"sklearn": "scikit-learn"}.get(error.name or "", (error.name or "").replace("_", "-"))
+    try:
+        requirements = requires("peclr-dali") or []
+    except PackageNotFoundError:
+        return f"the package {package} is missing: run 'make setup' in the checkout, and use its .venv/bin/python"
+    ours = re.compile(rf"{re.escape(package)}\b(?!-).*extra == '(\w+)'")
+    extras = {found[1] for line in requirements if (found := ours.match(line))} - {"all"}
+    if not extras:
+        return None
+    extra = "train" if "train" in extras else min(extras)
+    return f"this needs the package {package}: pip install 'peclr-dali[{extra}]'"

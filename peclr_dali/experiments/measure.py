@@ -200,7 +200,7 @@ def shifted(index: Index, shift_px: tuple[float, float]) -> Index:
 
 
 def measure_constants(overrides: Sequence[str]) -> dict[str, float]:
-    """Errors of constant predictions on the images that `overrides` choose, see `peclr_dali.train.evaluation.constants`.
+    """Errors of constant predictions on the images that `overrides` choose, see train/evaluation/constants.py.
 
     The poses are made from the dataset's training split, the mean keypoints from the measured images. Without hands
     that are wholly known in 3D, there are none.

@@ -1,6 +1,6 @@
 """Reads an image's orientation from its Exif data, and maps stored to upright pixels.
 
-The decoder does not apply the orientation (`peclr_dali.pipelines.render.dali_graph.decode`): two readers of Exif data in DALI 2.4
+The decoder does not apply the orientation (`decode` in render/dali_graph.py): two readers of Exif data in DALI 2.4
 disagree about damaged data, and one then writes a 72 x 56 image into a buffer of 56 x 72, beyond its end. Instead, the
 orientation is part of the map from stored pixels to the view.
 """

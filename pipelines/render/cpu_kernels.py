@@ -1,6 +1,6 @@
 """The kernel of the CPU's fast path: halves, warps and jitters many images in compiled code.
 
-It halves as planned in `peclr_dali.pipelines.views.plan`, samples bilinearly and jitters in HSV. It works row by row in small
+It halves as planned in views/plan.py, samples bilinearly and jitters in HSV. It works row by row in small
 buffers, with loops that the compiler can vectorise. Numba compiles it at first use and keeps the result on disk. Images
 are passed as addresses, since images of different sizes form no array.
 """

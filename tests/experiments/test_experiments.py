@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import peclr_dali.experiments.compare
 from peclr_dali.errors import UserError
 from peclr_dali.errors.refused import machine_error_line
 from peclr_dali.experiments import measure, run
@@ -238,7 +237,7 @@ def compared(ours: Sequence[float], hands: npt.NDArray[np.float64] | None = None
         return {"pa_epe_cm": table + ours[seed] + of_hand[:, None] if name == "ours" else table, "groups": groups}
 
     plan = plan_of(Path("data"), tuple(range(len(ours))))
-    with patch.object(experiments.compare, "measured_errors", measured):
+    with patch("peclr_dali.experiments.compare.measured_errors", measured):
         return compare(plan, plan.compare[0])
 
 

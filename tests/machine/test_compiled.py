@@ -26,11 +26,9 @@ def place() -> Iterator[Path]:
     """A checkout that is read-only, images and a folder for output."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        listed = subprocess.run(["git", "ls-files", "-z", "*.py"], cwd=ROOT, capture_output=True, check=True, text=True)
-        for file in listed.stdout.split("\0")[:-1]:
-            copy = place / "checkout" / file
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes((ROOT / file).read_bytes())
+        unneeded = shutil.ignore_patterns("__pycache__", "networks", "results")
+        shutil.copytree(ROOT / "peclr_dali", place / "checkout" / "peclr_dali", ignore=unneeded)
+        shutil.copy(ROOT / "cli.py", place / "checkout")
         tiny_run.write_images(place / "images", 3)
         (place / "out").mkdir()
         folders = [path for path in (place / "checkout").rglob("*") if path.is_dir()]
@@ -66,7 +64,7 @@ def test_a_command_keeps_what_it_compiles_in_a_temporary_folder(place: Path) -> 
 
 
 def test_importing_a_module_needs_no_folder(place: Path) -> None:
-    program = "import os; from peclr_dali.pipelines.render.cpu_kernels import make_views; print('NUMBA_CACHE_DIR' in os.environ)"
+    program = "import os, peclr_dali.pipelines.render.cpu_kernels; print('NUMBA_CACHE_DIR' in os.environ)"
     done = run_bound(place, "-c", program)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
@@ -100,13 +98,14 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_changed_constant_of_another_file_is_compiled_anew(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "machine", tmp_path / "machine", ignore=shutil.ignore_patterns("__pycache__"))
-    package = tmp_path / "package"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "peclr_dali" / "machine", tmp_path / "peclr_dali" / "machine", ignore=ignored)
+    package = tmp_path / "peclr_dali" / "package"
     package.mkdir()
     (package / "doubled.py").write_text(
         "import numba\n"
         "from peclr_dali.machine.compiled import cached\n"
-        "from package.limits import LIMIT\n"
+        "from peclr_dali.package.limits import LIMIT\n"
         "@cached(numba.njit)\n"
         "def doubled(): return 2 * LIMIT\n"
         "if __name__ == '__main__': print(doubled(), sum(doubled.stats.cache_hits.values()))\n"
@@ -115,7 +114,8 @@ def test_a_changed_constant_of_another_file_is_compiled_anew(tmp_path: Path) -> 
     for limit in (3, 3, 4):
         (package / "limits.py").write_text(f"LIMIT = {limit}\n")
         done = subprocess.run(
-            [sys.executable, "-m", "package.doubled"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+            [sys.executable, "-m", "peclr_dali.package.doubled"], cwd=tmp_path, capture_output=True, text=True,
+            timeout=300,
             env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONDONTWRITEBYTECODE": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 FAULTS = """
 import contextlib, resource, sys
 import numpy as np
-import cli
+from peclr_dali import cli
 if sys.argv[1] == "commanded":
     with contextlib.suppress(SystemExit):
         cli.main(["views", "--help"])

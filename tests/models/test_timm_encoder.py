@@ -85,9 +85,7 @@ def test_what_does_not_fit_is_one_line(name: str, side_px: int, message: str) ->
 def test_timm_is_optional() -> None:
     with (
         patch.dict("sys.modules", timm=None),
-        pytest.raises(
-            UserError, match=r"'timm/test_vit' needs the package timm.*uv pip install -r pyproject.toml --extra timm"
-        ),
+        pytest.raises(UserError, match=r"'timm/test_vit' needs the package timm.*pip install 'peclr-dali\[timm\]'"),
     ):
         make_encoder("timm/test_vit", 32)
 

@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
-from peclr_dali.pipelines import Batch, EpochLoader, GeometryConfig, PipelinesConfig, make_loader
+from peclr_dali import Batch, EpochLoader, GeometryConfig, PipelinesConfig, make_loader
 
 EPOCHS, STEPS_PER_EPOCH, BATCH = 4, 4, 6
 Stop = Callable[[], None]

@@ -35,7 +35,7 @@ MAX_HALVINGS = 6
 def view_matrices(
     box_px: FloatArray, size_px: tuple[int, int], draws: FloatArray, side_px: int, *, mirror: bool = False
 ) -> tuple[Array, Array]:
-    """Augmentation and source-to-view matrix, both (2, 3), of one sample; frames as in `peclr_dali.pipelines.batch.View`.
+    """Augmentation and source-to-view matrix, both (2, 3), of one sample; frames as in pipelines/batch.py.
 
     Args:
         box_px: (3,) centre x, centre y, side; side 0 means the square around the whole image.

@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.errors import UserError
-from peclr_dali.pipelines import (
+from peclr_dali import (
     AppearanceConfig,
     ColourConfig,
     DataConfig,
@@ -28,6 +27,7 @@ from peclr_dali.pipelines import (
     PipelinesConfig,
     make_loader,
 )
+from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.loader.epoch_loader import EpochLoader
@@ -369,7 +369,7 @@ def test_a_forked_process_is_told_to_make_its_own_loader(folder: Path) -> None:
     """The loader's threads stay in the first process; waiting for their batches would never end."""
     program = f"""
 import os
-from peclr_dali.pipelines import PipelinesConfig, make_loader
+from peclr_dali import PipelinesConfig, make_loader
 loader = make_loader({str(folder)!r}, batch=6, device="cpu", config=PipelinesConfig(threads=2))
 batches = iter(loader)
 next(batches)
@@ -454,13 +454,12 @@ def test_a_loader_without_references_stops(folder: Path) -> None:
 
 _SCRIPT = """
 import os, signal, sys
-import peclr_dali.pipelines
-import pipelines.config, pipelines.views.augmentation
+import peclr_dali, peclr_dali.pipelines.config, peclr_dali.pipelines.views.augmentation
 assert not {"torch", "nvidia", "numba", "cv2"} & sys.modules.keys(), "importing pipelines is not cheap"
 import cv2, numba, nvidia.dali, torch  # OpenCV changes the environment
 environment = dict(os.environ)
 threads, handlers = torch.get_num_threads(), [signal.getsignal(number) for number in (2, 15)]
-loader = pipelines.make_loader(sys.argv[1], batch=6, geometry=pipelines.GeometryConfig(side_px=16), device="cpu")
+loader = peclr_dali.make_loader(sys.argv[1], batch=6, geometry=peclr_dali.GeometryConfig(side_px=16), device="cpu")
 for batch in loader:
     break
 assert "peclr_dali.machine.freed_memory" not in sys.modules, "malloc is set by commands only"

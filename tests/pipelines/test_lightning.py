@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.plugins.precision import DoublePrecision
 
-from peclr_dali.pipelines import Batch, View
+from peclr_dali import Batch, View
 from tests.pipelines import lightning_run
 from tests.pipelines.harness import write_jpegs
 from tests.pipelines.lightning_run import BATCH, EPOCHS, STEPS_PER_EPOCH, Recorder, fit

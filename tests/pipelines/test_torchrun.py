@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from peclr_dali.pipelines import Batch, EpochLoader, GeometryConfig, PipelinesConfig, make_loader
+from peclr_dali import Batch, EpochLoader, GeometryConfig, PipelinesConfig, make_loader
 from tests.pipelines.harness import write_jpegs
 from tests.train import ranks as processes
 

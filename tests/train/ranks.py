@@ -24,7 +24,8 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as cli.py does; torch reads it wh
 
 # Imported once for all ranks; the last is what torch imports at the first backward pass, for seconds.
 _PRELOAD = [
-    "pytest", "cli", "peclr_dali.train.pretrain", "peclr_dali.train.finetune", "torch._dynamo", "torch.fx.experimental.symbolic_shapes",
+    "pytest", "peclr_dali.cli", "peclr_dali.train.pretrain", "peclr_dali.train.finetune", "torch._dynamo",
+    "torch.fx.experimental.symbolic_shapes",
 ]  # fmt: skip
 
 

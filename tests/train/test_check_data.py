@@ -12,12 +12,12 @@ import zlib
 from pathlib import Path
 from unittest.mock import Mock
 
-import cli
 import cv2
 import numpy as np
 import pytest
 import torch
 
+from peclr_dali import cli
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.render.decoder_process import LIMIT_S

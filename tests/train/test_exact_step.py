@@ -166,7 +166,7 @@ def test_forward_and_backward_passes_are_the_ranks_own_work(recompute: Recompute
 
 def test_any_loss_of_any_module_on_any_number_of_views() -> None:
     """From `train`, on plain tensors: three views of vectors, and a function as the loss."""
-    from peclr_dali.train import ExactStep
+    from peclr_dali import ExactStep
 
     def loss_of(embeddings: Tensor) -> Tensor:  # every sample with every other, over all views
         flat = embeddings.flatten(0, 1)
@@ -186,13 +186,13 @@ def test_any_loss_of_any_module_on_any_number_of_views() -> None:
 
 
 def test_importing_the_step_has_no_side_effects() -> None:
-    """`import train` alone imports nothing heavy; ExactStep torch, and neither DALI nor Numba nor OpenCV."""
+    """The package alone imports nothing heavy; ExactStep torch, and neither DALI nor Numba nor OpenCV."""
     program = """
 import os, sys, threading
 before = dict(os.environ)
-import peclr_dali.train
+import peclr_dali
 assert "torch" not in sys.modules
-from peclr_dali.train import ExactStep
+from peclr_dali import ExactStep
 assert not {"nvidia.dali", "numba", "cv2", "matplotlib"} & sys.modules.keys(), sys.modules.keys()
 assert threading.active_count() == 1
 assert os.environ == before

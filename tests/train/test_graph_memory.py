@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import peclr_dali.train.steps.memory
 from peclr_dali.models.network import build_network
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.steps.memory import with_graph_bytes
 from tests.train.tiny_step import SIDE_PX, Recompute, exact_step, images, network, run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -28,7 +28,7 @@ def test_graph_memory_counts_each_saved_block_once_and_no_parameters() -> None:
         hidden: Tensor = weight(x)  # saves x and the weight
         return torch.tanh(hidden) * hidden.sin()  # saves tanh's result (twice), hidden, sin's result
 
-    _, count = train.steps.memory.with_graph_bytes(weight, forward, torch.device("cpu"))
+    _, count = with_graph_bytes(weight, forward, torch.device("cpu"))
     assert count == 4 * 1000 * 16 * 4
 
 
@@ -46,7 +46,7 @@ def test_the_graph_of_a_micro_batch_fits_the_card_of_the_overlay(files: tuple[st
     def graph_bytes(pictures: int) -> int:
         picture = torch.zeros(pictures, 3, config.geometry.side_px, config.geometry.side_px, dtype=torch.uint8)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return train.steps.memory.with_graph_bytes(built, lambda: built(picture), torch.device("cpu"))[1]
+            return with_graph_bytes(built, lambda: built(picture), torch.device("cpu"))[1]
 
     of_a_picture = (graph_bytes(6) - graph_bytes(2)) / 4
     of_the_rest = graph_bytes(2) - 2 * of_a_picture + 16 * sum(parameter.numel() for parameter in built.parameters())
@@ -71,7 +71,7 @@ def test_a_measured_graph_is_freed_with_its_result() -> None:
         x: Tensor = Node.apply(torch.ones(3, 2, requires_grad=True))  # type: ignore[no-untyped-call]
         return x * x.amax(1, keepdim=True).detach()  # as the range in the latent inverse: saved, but on no way back
 
-    result, _ = train.steps.memory.with_graph_bytes(nn.Identity(), forward, torch.device("cpu"))
+    result, _ = with_graph_bytes(nn.Identity(), forward, torch.device("cpu"))
     assert len(tokens) == 1
     del result
     assert not tokens

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from peclr_dali.train import Lars
+from peclr_dali import Lars
 from peclr_dali.train.steps.optim import learning_rate_factor
 
 SHAPES = [(4, 3), (5,), (2, 3, 3, 3), (1,)]

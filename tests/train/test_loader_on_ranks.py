@@ -11,10 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from peclr_dali import Batch, ExactStep, GeometryConfig, PipelinesConfig, described_world, joined, make_loader
 from peclr_dali.errors import UserError
 from peclr_dali.models.losses.vicreg import VICReg
-from peclr_dali.pipelines import Batch, GeometryConfig, PipelinesConfig, make_loader
-from peclr_dali.train import ExactStep, described_world, joined
 from tests.pipelines.harness import smooth_image
 from tests.train import ranks
 from tests.train.tiny_step import assert_same, buffers, gradients, network, to_double

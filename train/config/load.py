@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from peclr_dali.bounds import LARGEST_SEED
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import regular
+from peclr_dali.shipped import or_shipped
 from peclr_dali.train.config.mistakes import explain, shortened
 from peclr_dali.train.config.shell import is_left_to_shell
 from peclr_dali.train.config.tables import is_array_of_tables
@@ -34,7 +35,7 @@ def load_config(
 
     Args:
         kind: the dataclass to fill, such as `Config`.
-        files: TOML files.
+        files: TOML files, or names of shipped ones, such as "peclr_rn50".
         overrides: "table.key=value". The value is written as in TOML; any other text is taken as a string. In an array
             of tables, "table.0.key=value" changes the first table, and "table.key=value" the only one.
         base: tables that the files override, as from `to_dict`; none by default.
@@ -55,8 +56,12 @@ def load_config(
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """Read the tables of a TOML file. A file that is not regular, not readable, too large or not TOML is a
-    `UserError`."""
+    """Read the tables of a TOML file, or of the shipped configuration of that name.
+
+    Raises:
+        UserError: the file is not regular, not readable, too large or not TOML.
+    """
+    file = or_shipped(file, ".toml")
     try:
         size = regular(file).stat().st_size
         if size > LARGEST_FILE:

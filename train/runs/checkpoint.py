@@ -21,6 +21,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
 from peclr_dali.models.weights import require_finite
 from peclr_dali.parsing import parse_json
+from peclr_dali.shipped import or_shipped
 from peclr_dali.writing import whole_file
 
 log = logging.getLogger(__name__)
@@ -114,8 +115,10 @@ def not_written(what: str, error: OSError, left: str = "") -> UserError:
 def find_checkpoint(source: Path, expected: str) -> Path:
     """The checkpoint of a source: the file itself, or a run's best on validation, or its newest if never validated.
 
-    No such path, or a folder without a checkpoint, is a `UserError` with the text `expected`.
+    A source may be the name of a shipped network. No such path, or a folder without a checkpoint, is a `UserError`
+    with the text `expected`.
     """
+    source = or_shipped(source, ".safetensors")
     if not source.exists():
         raise UserError(f"{source} does not exist; expected {expected}")
     if source.is_file():

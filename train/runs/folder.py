@@ -8,7 +8,7 @@ import platform
 import subprocess
 import tomllib
 from contextlib import AbstractContextManager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import regular
+from peclr_dali.shipped import PACKAGE
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.config.tables import first_difference, to_dict, to_toml
@@ -176,15 +177,17 @@ def versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The checkout's commit, marked if files other than the rows of measurements have changed."""
+    """The checkout's commit, marked if files other than the rows of measurements have changed; or the release."""
+    checkout = PACKAGE.parent
 
     def git(*words: str) -> str:
-        place = Path(__file__).parent
-        return subprocess.check_output(["git", *words], cwd=place, stderr=subprocess.DEVNULL, text=True, timeout=10)
+        return subprocess.check_output(["git", *words], cwd=checkout, stderr=subprocess.DEVNULL, text=True, timeout=10)
 
     try:
+        if not (checkout / ".git").exists():  # installed, perhaps below somebody else's checkout
+            return version("peclr-dali")
         commit = git("rev-parse", "--short=12", "HEAD").strip()
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)bench/results")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)bench/results")
         return f"{commit}-dirty" if changed else commit
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, PackageNotFoundError):
         return "unknown"

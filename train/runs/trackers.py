@@ -186,7 +186,7 @@ def require_installed(names: Sequence[str]) -> None:
         if getattr(importlib.util.find_spec(name), "origin", None) is None:  # a folder of that name is no package
             raise UserError(
                 f'run.trackers has "{name}", and its package is not installed: install the extra by '
-                f"'.venv/bin/uv pip install -r pyproject.toml --extra {name}', or take it out of run.trackers"
+                f"pip install 'peclr-dali[{name}]', or take it out of run.trackers"
             )
 
 

@@ -119,9 +119,9 @@ def export_onnx(source: Path, out: Path) -> str:
     """Write the pose network of a fine-tuning run as ONNX, and compare it with torch in onnxruntime.
 
     Inputs are `image` (N, 3, S, S) uint8 RGB, the view, and `intrinsics` (N, 3, 3) float32 of that view
-    (`peclr_dali.models.pose.view_intrinsics`); outputs `keypoints_px` (N, K, 2) in the view's pixels, corner-based, and `joints`
-    (N, K, 3) in the camera's frame, in reference bones. N is free, S is the run's. The file's metadata
-    say under "preprocessing" how a picture becomes `image`; docs/onnx.md has an example.
+    (`view_intrinsics` in models/pose.py); outputs `keypoints_px` (N, K, 2) in the view's pixels, corner-based, and
+    `joints` (N, K, 3) in the camera's frame, in reference bones. N is free, S is the run's. The file's metadata say
+    under "preprocessing" how a picture becomes `image`; docs/onnx.md has an example.
 
     Returns:
         A line about the written file and its difference from torch.
@@ -140,7 +140,7 @@ def export_onnx(source: Path, out: Path) -> str:
     except ImportError as error:
         raise UserError(
             f"--onnx needs the packages onnx, onnxscript and onnxruntime ({error}): install the extra by "
-            "'.venv/bin/uv pip install -r pyproject.toml --extra onnx', or run make setup"
+            "pip install 'peclr-dali[onnx]', or run make setup in the checkout"
         ) from error
     run = load_pose_run(source)
     side_px = run.config.geometry.side_px

@@ -1,4 +1,4 @@
-"""Loads encoder weights from a run or a checkpoint of this project; `peclr_dali.models.encoders` loads all other weights."""
+"""Loads encoder weights from a run or a checkpoint of this project; models/encoders.py loads all other weights."""
 
 from __future__ import annotations
 

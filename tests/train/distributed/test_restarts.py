@@ -11,11 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-import cli
 import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
+import cli
 from peclr_dali.errors import Outage, RanksLost, ReportedByAnotherRank, UserError
 from peclr_dali.errors.refused import machine_error_line
 from peclr_dali.train.commands import training

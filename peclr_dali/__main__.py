@@ -1,0 +1,25 @@
+"""Starts the command line, as `python -m peclr_dali`, as `peclr-dali`, and as `python cli.py` in the checkout."""
+
+from __future__ import annotations
+
+import signal
+
+
+def run() -> None:
+    """Run the command that the process's arguments name.
+
+    Ctrl-C during the imports ends the process without a traceback. Where it is ignored, as for background jobs, it
+    stays ignored.
+    """
+    heeded = signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    if heeded:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from peclr_dali.cli import main
+
+    if heeded:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    main()
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,148 @@
+"""What `pip install` gives: one package under one name, with all that it needs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import peclr_dali
+from peclr_dali.errors.refused import machine_error_line
+from peclr_dali.shipped import PACKAGE, or_shipped
+from tests.test_structure import MODULES
+from tests.train.tiny_run import write_images
+
+ROOT = Path(__file__).parents[1]
+REQUIRES = [
+    "numpy>=2.1",
+    "matplotlib>=3.10; extra == 'all'",
+    "matplotlib>=3.10; extra == 'bench'",
+    "matplotlib>=3.10; extra == 'train'",
+    "scikit-learn>=1.6; extra == 'all'",
+    "scikit-learn>=1.6; extra == 'bench'",
+    "tomli-w>=1.2; extra == 'train'",
+]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        commands = archive.read(f"peclr_dali-{peclr_dali.__version__}.dist-info/entry_points.txt").decode()
+    assert {name.split("/")[0] for name in names} == {"peclr_dali", f"peclr_dali-{peclr_dali.__version__}.dist-info"}
+    assert {f"peclr_dali/{file.relative_to(PACKAGE)}" for file in MODULES} <= names
+    assert {f"peclr_dali/{name}" for name in ("py.typed", "configs/cards/a100.toml", "train/report/page.html")} <= names
+    assert {f"peclr_dali/networks/{file.name}" for file in (ROOT / "networks").glob("*.safetensors")} <= names
+    assert not [name for name in names if re.search("results/|__pycache__|/tests/|jsonl", name)]
+    assert "peclr-dali = peclr_dali.__main__:run" in commands
+
+
+def test_the_version_is_said_once_and_cited_alike() -> None:
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited is not None
+    assert cited[1] == peclr_dali.__version__
+    assert f"## {peclr_dali.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_public_names_exist_and_no_others() -> None:
+    assert all(getattr(peclr_dali, name) is not None for name in peclr_dali.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Loader'"):
+        _ = peclr_dali.Loader
+
+
+def test_names_of_shipped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("peclr_rn50", "peclr_rn50.toml", "configs/peclr_rn50.toml"):
+        assert or_shipped(Path(name), ".toml") == PACKAGE / "configs" / "peclr_rn50.toml"
+    assert or_shipped(Path("cards/a100"), ".toml").is_file()
+    assert or_shipped(Path("hand_rn18"), ".safetensors") == PACKAGE / "networks" / "hand_rn18.safetensors"
+    for path in ("peclr_rn5", "../configs/peclr_rn50", "/peclr_rn50", "", "x" * 5000, "a\0b"):
+        assert or_shipped(Path(path), ".toml") == Path(path)
+    (tmp_path / "peclr_rn50").touch()
+    assert or_shipped(Path("peclr_rn50"), ".toml") == Path("peclr_rn50"), "the user's own file comes first"
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("matplotlib", "this needs the package matplotlib: pip install 'peclr-dali[train]'"),
+        ("sklearn", "this needs the package scikit-learn: pip install 'peclr-dali[bench]'"),
+        ("tomli_w", "this needs the package tomli-w: pip install 'peclr-dali[train]'"),
+        ("peclr_dali.nowhere", None),
+        ("numpy", None),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(module: str, line: str | None) -> None:
+    with patch("peclr_dali.errors.refused.requires", return_value=REQUIRES):
+        assert machine_error_line(ModuleNotFoundError(name=module)) == line
+    with patch("peclr_dali.errors.refused.requires", side_effect=PackageNotFoundError):
+        assert "make setup" in (machine_error_line(ModuleNotFoundError(name="matplotlib")) or "")
+
+
+@pytest.fixture(scope="module")
+def project(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A user's folder with modules of his own, and an environment with the wheel."""
+    folder = tmp_path_factory.mktemp("project")
+    environment = folder / ".venv"
+    uv = str(Path(sys.executable).with_name("uv"))
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, environment], check=True)
+    install = [uv, "pip", "install", "--quiet", "--python", str(environment / "bin" / "python")]
+    subprocess.run([*install, f"peclr-dali[train] @ file://{wheel}"], check=True)
+    (folder / "models").mkdir()
+    for name in ("models/__init__.py", "train.py", "tools.py"):
+        (folder / name).write_text("raise RuntimeError('imported')\n")
+    write_images(folder / "photos", 24)
+    yield folder
+    shutil.rmtree(environment)
+
+
+def run_in(project: Path, *command: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "VIRTUAL_ENV": str(project / ".venv")}
+    line = [str(project / ".venv" / "bin" / command[0]), *command[1:]]
+    done = subprocess.run(line, cwd=project, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_page_about_the_library_runs_word_by_word_and_is_typed(project: Path) -> None:
+    text = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    (project / "page.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)))
+    run_in(project, "python", "page.py")
+    subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", project / ".venv/bin/python", "page.py"],
+        cwd=project, check=True,
+    )  # fmt: skip
+    top = {path.name for path in (project / ".venv/lib").glob("python*/site-packages/*") if "peclr" in path.name}
+    assert top == {"peclr_dali", f"peclr_dali-{peclr_dali.__version__}.dist-info"}
+
+
+@pytest.mark.slow
+def test_the_commands_run_where_models_and_train_are_the_users_own(project: Path) -> None:
+    photos = ("--set", "data.source=folder", "--set", "data.root=photos")
+    run_in(project, "peclr-dali", "make-data", "hands", "--poses", "2")
+    run_in(project, "peclr-dali", "views", *photos, "views.png")
+    small = ("train.batch=8", "train.micro_batch=8", "train.epochs=1", "run.out=run")
+    settings = [word for setting in small for word in ("--set", setting)]
+    assert "what the network saw" in run_in(project, "peclr-dali", "pretrain", "-c", "demo", *photos, *settings)
+    image = next((project / "photos").iterdir())
+    run_in(project, "peclr-dali", "predict", "hand_rn18", str(image), "--box", "0,0,60,60")
+    assert (project / "predictions" / f"{image.stem}.png").stat().st_size > 0
+    assert "peclr-dali pretrain" in run_in(project, "peclr-dali", "pretrain", "--help")
