@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -134,3 +137,11 @@ def test_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert mean > 99.9
     assert worst > 99.5
     assert np.asarray(cv2.imread(str(out))).shape == (256, 1024, 3)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    cells = json.loads((ROOT / "examples" / "loader.ipynb").read_text(encoding="utf-8"))["cells"]
+    program = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
