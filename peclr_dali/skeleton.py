@@ -56,6 +56,9 @@ class Skeleton:
         return tuple(self.keypoints.index(f"{swapped.get(side, side)}{_}{part}") for side, _, part in sides)
 
 
+THUMB_IN_ANATOMY: Final = {"thumb_mcp": "thumb_cmc", "thumb_pip": "thumb_mcp", "thumb_dip": "thumb_ip"}
+"""Anatomy's names of the joints of the thumb, which files of annotations may have."""
+
 FINGERS: Final = ("thumb", "index", "middle", "ring", "little")
 _JOINTS: Final = ("mcp", "pip", "dip", "tip")
 """Joints of each finger, from the palm outward. The thumb's have the same names here; in anatomy they are cmc, mcp, ip,

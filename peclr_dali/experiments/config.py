@@ -129,10 +129,10 @@ class Claim:
 
     better: str
     than: str
-    title: str | None = None
     metric: MetricName = "pa_epe_cm"
     percent: Number | None = None
     claimed: bool = True
+    title: str | None = None
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -17,14 +17,10 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.subsets import rows_of_split
-from peclr_dali.skeleton import SKELETONS, Skeleton
+from peclr_dali.skeleton import SKELETONS, THUMB_IN_ANATOMY, Skeleton
 
 ANNOTATIONS: Final = "annotations.json"
 """The file to read if `data.annotations` is not set."""
-
-
-THUMB_IN_ANATOMY: Final = {"thumb_mcp": "thumb_cmc", "thumb_pip": "thumb_mcp", "thumb_dip": "thumb_ip"}
-"""The names of the thumb's joints in anatomy, which a file may have too."""
 
 
 def load_coco(config: DataConfig) -> Index:

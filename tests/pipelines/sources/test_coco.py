@@ -10,10 +10,10 @@ import pytest
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.pipelines.sources.coco import THUMB_IN_ANATOMY, load_coco
+from peclr_dali.pipelines.sources.coco import load_coco
 from peclr_dali.pipelines.sources.shards.load import load_shards
 from peclr_dali.pipelines.sources.shards.pack import pack
-from peclr_dali.skeleton import BODY, HAND
+from peclr_dali.skeleton import BODY, HAND, THUMB_IN_ANATOMY
 from tests.pipelines.sources.layouts import one_line
 from tests.train import tiny_hands, tiny_people
 

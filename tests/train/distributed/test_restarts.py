@@ -15,7 +15,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
-import cli
+from peclr_dali import cli
 from peclr_dali.errors import Outage, RanksLost, ReportedByAnotherRank, UserError
 from peclr_dali.errors.refused import machine_error_line
 from peclr_dali.train.commands import training
@@ -113,7 +113,7 @@ def test_a_rank_leaves_after_another_has_reported(
 
     slept: list[float] = []
     monkeypatch.setattr(training, "_resolve", fail)
-    monkeypatch.setattr("cli.time.sleep", slept.append)
+    monkeypatch.setattr("peclr_dali.cli.time.sleep", slept.append)
     assert run_cli("pretrain") == 2
     assert capsys.readouterr().err == ""
     assert slept == [5.0], "torchrun ends this rank after the other one has reported"
