@@ -191,9 +191,11 @@ def require_finite(state: Mapping[str, Tensor], origin: str) -> None:
         origin: the file, for messages.
 
     Raises:
-        UserError: a tensor holds NaN or infinity; the message names the first one.
+        UserError: a tensor holds NaN or infinity, or is sparse or complex; the message names the first one.
     """
     for name, tensor in state.items():
+        if tensor.layout is not torch.strided or tensor.is_complex():
+            raise UserError(f"{origin}: {name} is a sparse or complex tensor; expected real weights. Name another file")
         if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
             raise UserError(f"{origin}: {name} holds NaN or infinity; expected finite weights. Name another file")
 

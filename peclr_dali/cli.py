@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import click
 
+from peclr_dali import __version__
 from peclr_dali.bench.classification import command as classification
 from peclr_dali.bench.gpu import command as gpu
 from peclr_dali.bench.loaders import command as loaders
@@ -33,7 +34,7 @@ from peclr_dali.train.commands import data, networks, training
 from peclr_dali.train.commands.options import is_first_on_host, is_main_rank, say
 from peclr_dali.train.distributed.interrupt import Interrupted, stop_with_torchrun
 
-_CALL = "peclr-dali" if Path(sys.argv[0]).name == "peclr-dali" else "python cli.py"
+_CALL = {"peclr-dali": "peclr-dali", "__main__.py": "python -m peclr_dali"}.get(Path(sys.argv[0]).name, "python cli.py")
 """How this program was called. Help and messages are written for the checkout."""
 
 _REPORT_S = 5.0
@@ -58,7 +59,10 @@ class OneLineErrors(click.Group):
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             _check_environment()
-            super().main(*args, **{"prog_name": _CALL.split()[-1], **kwargs, "standalone_mode": False})
+            super().main(
+                *args,
+                **{"prog_name": _CALL.replace("python cli.py", "cli.py"), **kwargs, "standalone_mode": False},
+            )
         except ReportedByAnotherRank as error:
             _leave_in_silence(restart=is_transient(error))
         except UserError as error:
@@ -155,6 +159,7 @@ def _bad_input_mark() -> Path | None:
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="peclr-dali %(version)s")
 def main() -> None:
     """Pre-train pose encoders on unlabelled images: PeCLR on NVIDIA DALI.
 

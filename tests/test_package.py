@@ -62,6 +62,9 @@ def test_the_version_is_said_once_and_cited_alike() -> None:
 
 def test_public_names_exist_and_no_others() -> None:
     assert all(getattr(peclr_dali, name) is not None for name in peclr_dali.__all__)
+    assert {*peclr_dali.__all__} <= {*dir(peclr_dali)}
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: peclr_dali\.(\w+)$", page, re.MULTILINE)) == sorted(peclr_dali.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Loader'"):
         _ = peclr_dali.Loader
 

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "train": _OF_TRAIN,
     "bench": _OF_TRAIN | {"train"},
     "experiments": _OF_TRAIN | {"train", "bench"},
-    "cli": {"bench", "errors", "experiments", "machine", "train", "pipelines", "models"},
+    "cli": {"", "bench", "errors", "experiments", "machine", "train", "pipelines", "models"},
     "__main__": {"cli"},
     "__init__": {"models", "pipelines", "train"},
     "examples": {"", "models", "pipelines", "train"},

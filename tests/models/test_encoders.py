@@ -89,6 +89,11 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         (safetensors.torch.save_file if file.endswith("safetensors") else torch.save)(broken, tmp_path / file)
         with pytest.raises(UserError, match=rf"{file}': layer1.0.bn1.running_var holds NaN or infinity; expected"):
             build_encoder(EncoderConfig("resnet18", str(tmp_path / file)))
+    weight = state["conv1.weight"]
+    for file, wrong in {"sparse.pth": weight.to_sparse(), "complex.pth": weight * 1j}.items():
+        torch.save({**state, "conv1.weight": wrong}, tmp_path / file)
+        with pytest.raises(UserError, match=rf"{file}': conv1.weight is a sparse or complex tensor; expected real"):
+            build_encoder(EncoderConfig("resnet18", str(tmp_path / file)))
     torch.save({**state, "conv1.weight": torch.zeros(64, 1, 7, 7)}, tmp_path / "gray.pth")
     with pytest.raises(UserError, match=r"conv1.weight is \(64, 1, 7, 7\) instead of \(64, 3, 7, 7\): "):
         build_encoder(EncoderConfig("resnet18", str(tmp_path / "gray.pth")))

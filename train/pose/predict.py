@@ -341,7 +341,10 @@ class _Pictures(Store):
 def _estimate(run: PoseRun, pictures: Index, cameras: Cameras, progress: Progress | None = None) -> Poses:
     index = dataclasses.replace(pictures, store=_Pictures(pictures))
     config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
-    return estimate_poses(run.network, index, cameras, config, single_process(), progress=progress)
+    found = estimate_poses(run.network, index, cameras, config, single_process(), progress=progress)
+    if not np.isfinite(found.keypoints_px).all():
+        raise UserError(f"{run.path}: gives keypoints that are NaN or infinite; use another checkpoint")
+    return found
 
 
 def _second_look(run: PoseRun, pictures: Index, first: Poses, cameras: Cameras) -> Poses:

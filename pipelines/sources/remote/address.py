@@ -70,7 +70,7 @@ class Remote:
                 raise ValueError("names no bucket")
             self._files, self._folder = url_to_fs(self.address, **(_S3 if is_s3 else {}))
         except ImportError as error:
-            package = "s3fs" if is_s3 else f"the package that reads {scheme}://"
+            package = "'peclr-dali[s3]'" if is_s3 else f"the package that reads {scheme}://"
             raise UserError(f"data.root = {address}: {error}. Do: pip install {package}.") from error
         except ValueError as error:
             raise UserError(f"data.root = {address}: {error}. Expected s3://BUCKET/FOLDER, or a folder.") from error

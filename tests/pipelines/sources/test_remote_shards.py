@@ -417,7 +417,7 @@ def test_missing_packages_and_credentials_are_one_line(
         load_index(remote(tmp_path))
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3")
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(UserError, match=r"data.root = s3://images/packed: .* pip install s3fs"):
+    with pytest.raises(UserError, match=r"data.root = s3://images/packed: .* pip install 'peclr-dali\[s3\]'"):
         load_index(remote(tmp_path))
 
 

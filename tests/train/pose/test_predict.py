@@ -29,7 +29,7 @@ from peclr_dali.train.pose.predict import (
     read_picture,
     result_names,
 )
-from peclr_dali.train.runs.checkpoint import load_checkpoint
+from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint, write_checkpoint
 from peclr_dali.train.weights.export import export_onnx
 from tests.command_line import run_cli
 from tests.train.tiny_hands import untrained_run
@@ -338,6 +338,17 @@ def test_it_is_an_error_if_no_picture_can_be_read(
         error = capsys.readouterr().err
         assert error.startswith(f"error: {message}")
         assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_network_of_finite_weights_that_gives_nan_writes_nothing(run: Path, tmp_path: Path) -> None:
+    saved = load_checkpoint(find_checkpoint(run, ""))
+    for name, tensor in saved["network"].items():
+        if name.endswith("bn1.running_var"):
+            tensor.fill_(-1)
+    write_checkpoint(tmp_path / "step_0.pt", 0, {key: saved[key] for key in saved if key not in ("format", "step")})
+    with pytest.raises(UserError, match="gives keypoints that are NaN or infinite; use another checkpoint"):
+        predict(tmp_path / "step_0.pt", [str(save_hand(tmp_path / "hand.png"))], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
