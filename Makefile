@@ -68,6 +68,7 @@ test-gpu: $(STAMP)  ## the tests that need a CUDA device
 
 docs: $(STAMP)  ## the pages of docs/ and the API as a site, in site/
 	$(BIN)/mkdocs build --quiet
+	cp -r examples site/
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
