@@ -1,11 +1,12 @@
-"""Compiles functions with Numba, and chooses the folder in which it keeps them.
+"""Compiles functions with Numba, and chooses the folders in which Numba, Triton and torch keep what they compile.
 
-By default Numba writes beside the source or into the user's cache. In a container that runs as another user, both may
-be read-only.
+By default Numba writes beside the source or into the user's cache, and Triton into the home. In a container that runs
+as another user, all may be read-only, and the user may have no name.
 """
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import logging
 import os
@@ -27,23 +28,29 @@ _VARIABLE = "NUMBA_CACHE_DIR"
 
 
 def choose_cache_folder() -> None:
-    """Have Numba use a temporary folder of this user, if it can write nowhere else.
+    """Have Numba and Triton use temporary folders of this user, if they can write nowhere else.
+
+    If the system has no name for this user, `USER` becomes the number. Torch's compiler puts the name into the path of
+    its folder, when it is imported, also where `TORCHINDUCTOR_CACHE_DIR` is set, and fails without one.
 
     A relative XDG_CACHE_HOME is removed: Numba, matplotlib and others would make folders in the current one.
 
-    This changes the environment. Commands call it before Numba is imported.
+    This changes the environment. Commands call it before Numba, Triton and torch are imported.
     """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # OSError since Python 3.13
+        os.environ["USER"] = str(os.getuid())
     if not os.path.isabs(os.environ.get("XDG_CACHE_HOME") or "/"):  # noqa: PTH117
         ignored = os.environ.pop("XDG_CACHE_HOME")
         log.warning("XDG_CACHE_HOME = %r is not an absolute path: ignored, %s is used", ignored, user_cache())
     chosen = os.environ.get(_VARIABLE)
     folders = [Path(chosen)] if chosen else [Path(__file__).parent / "__pycache__", user_cache() / "numba"]
-    if any(_can_be_written(folder) for folder in folders):
-        return
-    try:
-        os.environ[_VARIABLE] = str(_temporary_folder())
-    except OSError:  # no folder can be written: every process compiles for itself
-        os.environ.pop(_VARIABLE, None)
+    if not any(_can_be_written(folder) for folder in folders):
+        _use_temporary_folder(_VARIABLE, "numba")
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # noqa: PTH111  Path.home raises without a name
+    if "TRITON_CACHE_DIR" not in os.environ and not os.access(home, os.W_OK):
+        _use_temporary_folder("TRITON_CACHE_DIR", "triton")
 
 
 def cached(njit: Callable[..., Any], **options: Any) -> Callable[[F], F]:
@@ -87,11 +94,18 @@ def _can_be_written(folder: Path) -> bool:
         return False
 
 
-def _temporary_folder() -> Path:
+def _use_temporary_folder(variable: str, name: str) -> None:
+    try:
+        os.environ[variable] = str(_temporary_folder(f"peclr-dali-{name}-"))
+    except OSError:  # no folder can be written: every process compiles for itself
+        os.environ.pop(variable, None)
+
+
+def _temporary_folder(prefix: str) -> Path:
     """A folder that all processes of this user share and no other user can write, since its files are executed."""
-    folder = Path(tempfile.gettempdir()) / f"peclr-dali-numba-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"{prefix}{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
-        return Path(tempfile.mkdtemp(prefix="peclr-dali-numba-"))
+        return Path(tempfile.mkdtemp(prefix=prefix))
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,7 +46,8 @@ def bound_by_permissions() -> None:
 
 
 def run_bound(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
+    left_out = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
     return subprocess.run(
         [sys.executable, *arguments], cwd=place / "checkout", capture_output=True, text=True, timeout=300,
         env={**kept, "HOME": "/proc/nobody", "TMPDIR": str(place / "out"), "CUDA_VISIBLE_DEVICES": ""},
@@ -67,6 +69,27 @@ def test_importing_a_module_needs_no_folder(place: Path) -> None:
     program = "import os, peclr_dali.pipelines.render.cpu_kernels; print('NUMBA_CACHE_DIR' in os.environ)"
     done = run_bound(place, "-c", program)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+@pytest.mark.parametrize("where", ["command", "container"])
+def test_torch_compiles_for_a_user_without_a_name(where: str, place: Path) -> None:
+    """Its compiler asks for the name when it is imported, and Triton would write into "~" in the current folder."""
+    containerfile = (ROOT / "launch" / "Containerfile").read_text()
+    of_container = dict(re.findall(r"(\w+)=(\S+)", containerfile.partition("\nENV ")[2].splitlines()[0]))
+    program = (
+        "import os, pwd, sys\n"
+        "def unknown(uid): raise KeyError(uid)\n"
+        "pwd.getpwuid = unknown\n"
+        "for name in ('LOGNAME', 'USER', 'LNAME', 'USERNAME'): os.environ.pop(name, None)\n"
+        + ("from peclr_dali.machine.compiled import choose_cache_folder; choose_cache_folder()\n" if where == "command"
+           else f"os.environ |= {of_container}\n")
+        + "import torch._inductor.codecache, triton\n"
+        "print(triton.knobs.cache.dir)\n"
+    )  # fmt: skip
+    done = run_bound(place, "-c", program)
+    assert done.returncode == 0, done.stderr
+    temporary = str(place / "out" / f"peclr-dali-triton-{os.getuid()}")
+    assert done.stdout.strip() == {"command": temporary, "container": "/tmp/triton"}[where]
 
 
 def test_a_relative_cache_is_ignored(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
