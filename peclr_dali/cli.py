@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -70,7 +71,7 @@ class OneLineErrors(click.Group):
         except Interrupted as stop:
             if is_main_rank():
                 say(str(stop), err=True)
-            sys.exit(stop.exit_code)
+            _leave(stop.exit_code)
         except click.exceptions.NoArgsIsHelpError as request:
             click.echo(request.format_message())
         except click.UsageError as error:
@@ -81,11 +82,14 @@ class OneLineErrors(click.Group):
             _fail(error.format_message(), on_every_rank=True)
         except (click.Abort, KeyboardInterrupt):
             click.echo("aborted", err=True)
-            sys.exit(130)
+            _leave(130)
         except Exception as error:
             message = machine_error_line(error)
             if message is None:  # a bug of ours
-                raise
+                if not _ranks_are_joined():
+                    raise
+                traceback.print_exc()
+                _leave(1)
             _fail(message, restart=is_transient(error))
         sys.exit(0)
 
@@ -146,7 +150,26 @@ def _exit(*, restart: bool) -> NoReturn:
     if not restart and mark is not None:
         with suppress(OSError):  # torchrun has ended and removed its folder
             mark.touch()
-    sys.exit(2)
+    _leave(2)
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process. Ranks with GPUs are still joined after an error: then end it without Python's own steps.
+
+    They would wait for threads and kernels of NCCL, which may wait for a lost rank.
+    """
+    if _ranks_are_joined():
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _ranks_are_joined() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
 
 
 def _bad_input_mark() -> Path | None:

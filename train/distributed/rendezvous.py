@@ -69,6 +69,11 @@ def within(timeout_s: float, action: Callable[[], T]) -> T:
 
     For some answers torch's store waits without limit, and meanwhile ignores Ctrl-C.
     """
+    return in_thread(action).result(timeout_s)
+
+
+def in_thread(action: Callable[[], T]) -> Future[T]:
+    """Run `action()` in a thread that does not keep the process alive."""
     outcome: Future[T] = Future()
 
     def run() -> None:
@@ -78,7 +83,7 @@ def within(timeout_s: float, action: Callable[[], T]) -> T:
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="rendezvous", daemon=True).start()
-    return outcome.result(timeout_s)
+    return outcome
 
 
 def _why_no_contact(host: str, port: int) -> str:

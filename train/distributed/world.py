@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, Final, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,10 +19,30 @@ from torch.distributed import ProcessGroup
 
 from peclr_dali.errors import RanksLost, ReportedByAnotherRank, UserError
 from peclr_dali.errors.refused import machine_error_line
+from peclr_dali.errors.terminal import in_one_line
 from peclr_dali.machine.ranks import described_ranks
-from peclr_dali.train.distributed.rendezvous import Peers, address_towards, connect, meet, name_interface
+from peclr_dali.train.distributed.rendezvous import (
+    Peers,
+    address_towards,
+    connect,
+    in_thread,
+    meet,
+    name_interface,
+    within,
+)
 
 T = TypeVar("T")
+
+_LOOK_S: Final = 0.2
+"""Seconds between two looks at NCCL while it connects."""
+
+_ABORT_S: Final = 10.0
+"""Longest time that NCCL gets to end its kernels after a rank was lost."""
+
+_NOT_CONNECTED: Final = (
+    "the ranks have met, but cannot connect to each other ({}). Between hosts, all ports must be open; "
+    "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the network interface to use"
+)
 
 _peers: Peers | None = None
 """The ranks that this process has joined."""
@@ -67,7 +88,10 @@ class World:
             if machine_error_line(error) is not None and "gloo/transport" not in str(error):
                 raise
             if _peers is not None:
-                raise _peers.explain(error) from error
+                explained = _peers.explain(error)
+                if _peers.group is not None:
+                    _abort_nccl()
+                raise explained from error
             reason = str(error).strip().splitlines()[0][:200]
             raise RanksLost(f"another rank has ended during an exchange; see its output ({reason})") from error
 
@@ -209,34 +233,78 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     if world.world_size > world.local_world_size:
         # The host of the store may know itself by loopback only: then the way to another rank counts.
         name_interface([os.environ["MASTER_ADDR"], *filter(None, addresses)])
-    peers = Peers(store, world.rank, hosts, rank_timeout_s)
+    # A connection of its own: in a thread, NCCL may wait for the store, and hold its connection meanwhile.
+    peers = Peers(store.clone(), world.rank, hosts, rank_timeout_s)  # type: ignore[attr-defined]
     exchange_limit = timedelta(seconds=rank_timeout_s - peers.roll_call_s)
     try:
+        # Without `device_id`, NCCL connects at its first collective and not here, where nothing would watch it.
         dist.init_process_group(
             "nccl" if on_gpu else "gloo", store=store, rank=world.rank, world_size=world.world_size,
             timeout=timedelta(seconds=2 * rank_timeout_s) if on_gpu else exchange_limit,
-            device_id=world.device if on_gpu else None,
         )  # fmt: skip
         _peers = replace(peers, group=dist.new_group(backend="gloo", timeout=exchange_limit)) if on_gpu else peers
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RanksLost(
-            f"the ranks have met, but cannot connect to each other ({reason[:200]}). Between hosts, all ports must be "
-            "open; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the network interface to use"
-        ) from error
+        raise RanksLost(_NOT_CONNECTED.format(in_one_line(error))) from error
     try:
+        if on_gpu:
+            _connect_gpus(world, exchange_limit.total_seconds())
         yield
         world.barrier()
     except BaseException as error:
         if _has_a_line(error):
             peers.announce(error)
-        # NCCL's end waits for the other ranks, which may wait for this one: the process's end does not.
+        # NCCL's end waits for the other ranks, which may wait for this one. The command line leaves such a process at
+        # once.
         if not on_gpu:
             dist.destroy_process_group()
         raise
     finally:
         _peers = None
     dist.destroy_process_group()
+
+
+def _abort_nccl() -> None:
+    """End NCCL's kernels that wait for a lost rank. What frees memory of the GPU would wait for them."""
+    if (group := dist.group.WORLD) is not None:
+        with suppress(RuntimeError, TimeoutError):
+            within(_ABORT_S, group.abort)
+
+
+def _connect_gpus(world: World, limit_s: float) -> None:
+    """Take NCCL's first collective, in which it connects. Over Gloo the ranks exchange meanwhile how far they are.
+
+    NCCL has no limit of time for this (its issues 289 and 1677, pytorch's 88103): if a rank ends now, the others would
+    wait forever.
+
+    Raises:
+        RanksLost: a rank has ended, NCCL fails on this rank, or it has not connected after `limit_s` seconds.
+    """
+
+    def first_sum() -> str:
+        torch.cuda.set_device(world.device)  # of this thread
+        dist.all_reduce(torch.zeros(1, device=world.device))
+        torch.cuda.synchronize(world.device)
+        return ""
+
+    ends = time.monotonic() + limit_s
+    first = in_thread(first_sum)
+    while True:
+        outcome: str | None = None  # not yet; "": connected
+        try:
+            outcome = first.result(_LOOK_S)
+        except TimeoutError:
+            if time.monotonic() > ends:
+                outcome = f"NCCL is still connecting after {limit_s:g} s"
+        except Exception as error:
+            outcome = in_one_line(error)
+        everybody = world.gather_objects(outcome)
+        failed = next((rank for rank, one in enumerate(everybody) if one), None)
+        if failed == world.rank:
+            raise RanksLost(_NOT_CONNECTED.format(everybody[failed]))
+        if failed is not None:
+            raise ReportedByAnotherRank(f"rank {failed} cannot connect: {everybody[failed]}", transient=True)
+        if None not in everybody:
+            return
 
 
 def _has_a_line(error: BaseException) -> TypeGuard[Exception]:

@@ -23,9 +23,9 @@ from torch.distributed import Store, TCPStore
 from peclr_dali.errors import RanksLost, ReportedByAnotherRank, UserError
 from peclr_dali.errors.refused import is_transient
 from peclr_dali.train.distributed.rendezvous import Peers, connect, meet, name_interface
-from peclr_dali.train.distributed.world import described_world, joined
+from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.runs.meter import RankTime, Straggler, slowest_rank
-from tests.train import ranks
+from tests.train import ranks, tiny_run
 
 
 def on_threads(count: int, action: Callable[[int], Any]) -> list[Any]:
@@ -249,3 +249,57 @@ def test_a_rank_in_trouble_ends_the_others_in_one_line(what: str, tmp_path: Path
     (line,) = (line for line in log.read_text().splitlines() if "rror" in line)
     assert line.startswith(f"rank 0: error: no answer from rank 1 on {os.uname().nodename}: killed, stopped, cut off")
     assert ("Timed out waiting 10000ms" in line) == (what != "dies")
+
+
+def _pretrain_where_nccl_hangs(what: str, settings: list[str]) -> None:
+    """Ranks that believe that they have GPUs. NCCL connects in a thread, whose first call ends or never does."""
+
+    def connect_forever(device: torch.device) -> None:
+        if threading.current_thread() is threading.main_thread():
+            return
+        if (what, device.index) == ("dies", 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (what, device.index) == ("fails", 1):
+            raise torch.distributed.DistBackendError("NCCL error in: x.cpp\nncclSystemError: a socket")
+        threading.Thread(target=time.sleep, args=(1000,)).start()  # Python's end would wait for it
+        time.sleep(1000)
+
+    def gloo_only(backend: str, **settings: Any) -> None:
+        init("gloo", **settings)
+
+    def patient(store: Store, rank: int, world_size: int, mine: str, timeout_s: float) -> list[str]:
+        return meet(store, rank, world_size, mine, 300.0)
+
+    rank, init = int(os.environ["RANK"]), torch.distributed.init_process_group
+    world = World(rank, 2, rank, torch.device("cuda", rank), 2)
+    with (
+        patch("torch.cuda.set_device", connect_forever),
+        patch("torch.distributed.init_process_group", gloo_only),
+        patch("peclr_dali.train.trainer.described_world", return_value=world),
+        patch("peclr_dali.train.distributed.world.meet", patient),
+    ):
+        ranks.pretrain(settings)
+
+
+@pytest.mark.parametrize(
+    ("what", "limit_s", "line"),
+    [
+        ("dies", 600, "error: no answer from rank 1 on {host}: killed, stopped, cut off from the network, or"),
+        ("fails", 600, "rank 1 on {host}: error: the ranks have met, but cannot connect to each other (NCCL error in:"),
+        ("hangs", 15, "error: the ranks have met, but cannot connect to each other (NCCL is still connecting after 10"),
+    ],
+)
+def test_ranks_whose_gpus_do_not_connect_end_in_one_line(what: str, limit_s: int, line: str, tmp_path: Path) -> None:
+    """NCCL itself has no limit of time for this, and its threads would keep the process alive."""
+    tiny_run.write_images(tmp_path / "images")
+    settings = tiny_run.settings(tmp_path / "images", tmp_path / "run", f"run.rank_timeout_s={limit_s}")
+    log = tmp_path / "log"
+    processes = ranks.start_ranks(2, _pretrain_where_nccl_hangs, what, settings, log=log)
+    try:
+        for process in processes[: 1 if what == "dies" else 2]:
+            process.join(300)
+            assert process.exitcode == 2
+    finally:
+        ranks.kill(processes)
+    (said,) = (one for one in log.read_text().splitlines() if "rror" in one)
+    assert said.startswith(line.format(host=os.uname().nodename))

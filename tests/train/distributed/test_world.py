@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -125,13 +126,16 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setattr(World, "barrier", lambda self: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(world_module, "_connect_gpus", lambda world, limit_s: done.append("connected"))
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **settings: done.append(backend))
     monkeypatch.setattr(dist, "new_group", lambda backend, **settings: done.append(backend))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroyed"))
     return done
 
 
-@pytest.mark.parametrize(("device", "after_error"), [("cpu", ["gloo", "destroyed"]), ("cuda", ["nccl", "gloo"])])
+@pytest.mark.parametrize(
+    ("device", "after_error"), [("cpu", ["gloo", "destroyed"]), ("cuda", ["nccl", "gloo", "connected"])]
+)
 def test_a_rank_that_fails_does_not_wait_for_nccl_to_end(
     device: str, after_error: list[str], groups: list[str]
 ) -> None:
@@ -143,6 +147,20 @@ def test_a_rank_that_fails_does_not_wait_for_nccl_to_end(
     with joined(world, 1.0):
         pass
     assert groups[-1] == "destroyed"
+
+
+@pytest.mark.parametrize(("group", "aborted"), [(None, 0), (Mock(), 1)], ids=["CPU", "GPU"])
+def test_after_a_lost_rank_the_kernels_of_nccl_are_ended(
+    group: Mock | None, aborted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for it, and what frees memory of the GPU would wait for them."""
+    whole = Mock()
+    monkeypatch.setattr(world_module, "_peers", Mock(group=group, explain=lambda error: RanksLost("rank 1")))
+    monkeypatch.setattr(dist, "group", Mock(WORLD=whole))
+    monkeypatch.setattr(dist, "barrier", Mock(side_effect=RuntimeError("[gloo] Connection closed by peer")))
+    with pytest.raises(RanksLost, match="rank 1"):
+        World(0, 2).barrier()
+    assert whole.abort.call_count == aborted
 
 
 def test_ranks_that_meet_but_cannot_connect_are_told_what_to_check(
