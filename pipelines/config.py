@@ -107,7 +107,7 @@ class PipelinesConfig:
         batch: samples that are read and decoded together (a chunk, one batch of DALI), independent of the training
             batch; unset, 256, or fewer if the images are large.
         threads: CPU threads of the decoder, and the same number for the fast path; unset, this process's share of the
-            cores.
+            cores, at most 16 if a GPU decodes.
         prefetch: chunks in DALI at once.
         ahead: training batches prepared ahead of the step.
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.

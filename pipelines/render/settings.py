@@ -23,6 +23,10 @@ _CHUNK_BYTES: Final = 2**28
 _MOST: Final = 256
 """Largest number of samples in a chunk; more are not faster."""
 
+_MOST_THREADS_ON_GPU: Final = 16
+"""Most threads if DALI decodes on a GPU and no number is configured. The GPU makes the pixels. The threads read files
+and undo their Huffman code, and DALI gives each its own buffers, on the GPU and in pinned memory."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -73,12 +77,13 @@ def choose_settings(
     if backend == "auto":
         backend = "dali" if on_gpu else "cpu"
     pixels = largest_pixels(index)
+    share = max(1, available_cores() // processes_here)
     return Settings(
         backend="fused" if on_gpu and config.gpu_views == "fused" else backend,
         device="gpu" if on_gpu else "cpu",
         device_id=device.index or 0 if device.type == "cuda" else None,
         chunk_size=min(config.batch or samples_in_chunk(pixels), rows),
-        threads=config.threads or max(1, available_cores() // processes_here),
+        threads=config.threads or (min(share, _MOST_THREADS_ON_GPU) if on_gpu else share),
         prefetch=config.prefetch,
         hw_decoder_load=config.hw_decoder_load,
         regions=regions_pay(config.decode, pixels, on_gpu=on_gpu),

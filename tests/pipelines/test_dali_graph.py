@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from nvidia.dali import fn
 
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.render.chunk import Chunk
-from peclr_dali.pipelines.render.dali_graph import view_pipeline
+from peclr_dali.pipelines.render.dali_graph import decode, view_pipeline
 from peclr_dali.pipelines.render.settings import choose_settings
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
@@ -82,6 +84,26 @@ def test_the_loader_s_graph_is_as_deep_as_its_boxes_need(tmp_path: Path) -> None
     configured = partial(choose_settings, index, PipelinesConfig(threads=1), torch.device("cpu"), rows=2)
     assert configured(geometries=[geometry]).halvings == 2
     assert configured().halvings == MAX_HALVINGS
+
+
+@pytest.mark.parametrize(
+    ("device", "configured", "threads", "reserved_mib"),
+    [("cuda", None, 16, 16), ("cuda", 40, 40, 40), ("cpu", None, 64, None)],
+)
+def test_threads_on_many_cores_take_little_of_a_gpu(
+    device: str, configured: int | None, threads: int, reserved_mib: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread of a decoder on a GPU has a buffer there, of 16 MiB by default, and two in pinned memory."""
+    monkeypatch.setattr("peclr_dali.pipelines.render.settings.available_cores", lambda: 64)
+    index = Index("none", Path(), ["0.png"], boxes(20))
+    chosen = choose_settings(index, PipelinesConfig(threads=configured), torch.device(device), rows=2)
+    assert chosen.threads == threads
+    if reserved_mib is not None:
+        monkeypatch.setattr(fn, "decoders", SimpleNamespace(image=lambda encoded, **options: options))
+        options = decode(None, chosen)
+        assert options["device"] == "mixed"
+        for kind in ("device", "host"):
+            assert chosen.threads * options[f"{kind}_memory_padding"] == reserved_mib * 2**20
 
 
 def graph_of(halvings: int, chunk: Chunk, geometry: GeometryConfig) -> Any:
