@@ -40,7 +40,7 @@ def record_option(command: F) -> F:
 
 
 def output_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--json` and `--record`. The command gets `tell`: it prints its row, or tables instead, and records it."""
+    """Add `--json` and `--record`. The command gets `tell`: it records its row, and prints it or tables."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of a table.")
     @record_option
@@ -49,12 +49,12 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
         def tell(row: dict[str, Any], *shown: Any) -> None:
             from peclr_dali.bench import rows  # imported late, so that --help is fast
 
+            if record is not None:  # first, since the terminal may be gone
+                rows.append(record, row)
             if as_json:
                 click.echo(json.dumps(row))
             else:
                 rows.show(*shown)
-            if record is not None:
-                rows.append(record, row)
 
         command(**options, tell=tell)
 

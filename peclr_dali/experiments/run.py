@@ -62,10 +62,11 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
                 _append(record, plan, {"kind": "map", "seed": seed, "arm": name, **errors})
     if record is not None and (constants := measure_constants(plan.held_out(plan.first_arm))):
         _append(record, plan, {"kind": "constant", "on": plan.measured_on(plan.first_arm), **constants})
-    outcomes = [compare(plan, claim) for claim in plan.compare]
-    if len(plan.study.seeds) > 1:
-        for outcome in outcomes:
-            _append(record, plan, outcome)
+    outcomes = []
+    for claim in plan.compare:
+        outcomes.append(compare(plan, claim))
+        if len(plan.study.seeds) > 1:
+            _append(record, plan, outcomes[-1])
     return outcomes
 
 

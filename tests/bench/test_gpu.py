@@ -61,6 +61,22 @@ def test_both_commands_run_for_each_overlay_and_one_that_fails_stops_no_other(
     ]  # fmt: skip
 
 
+def test_what_was_measured_before_ctrl_c_is_in_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measured commands write their own rows, each when it is done; bench-gpu one for each finished overlay."""
+
+    def run(line: list[str], **options: Any) -> CompletedProcess[str]:
+        if "rtx_24gb" in " ".join(line) and line[2] == "bench-loader":
+            raise KeyboardInterrupt
+        loader = {"loaders": [{"images_per_s": 4000}], "verdict": "fast"}
+        return CompletedProcess(line, 0, json.dumps(loader if line[2] == "bench-loader" else step_row(1000, "Card")))
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=80e9))
+    monkeypatch.setattr("subprocess.run", run)
+    assert run_cli("bench-gpu", "--out", str(tmp_path)) == 130
+    assert [row["overlay"] for row in read_rows(tmp_path / "gpu.jsonl")] == ["rtx_11gb"]
+
+
 def test_a_machine_without_a_gpu_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

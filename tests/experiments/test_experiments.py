@@ -131,6 +131,18 @@ def test_rows_are_written_once(training: Training, tmp_path: Path) -> None:
     assert rows_of(record) == rows
 
 
+def test_a_comparison_is_written_before_the_next_one_fails(training: Training, tmp_path: Path) -> None:
+    record, plan = tmp_path / "rows.jsonl", plan_of(tmp_path)
+    plan.compare = (plan.compare[0], replace(plan.compare[1], metric="epe_px"))
+    without_px = lambda *given: {key: value for key, value in errors_of(*given).items() if key != "epe_px"}  # noqa: E731
+    with (
+        patch.object(measure, "measure_errors", without_px),
+        pytest.raises(UserError, match="epe_px cannot be measured"),
+    ):
+        run_study(plan, record)
+    assert [row["metric"] for row in rows_of(record) if row["kind"] == "comparison"] == ["pa_epe_cm"]
+
+
 def test_a_row_that_changed_and_changed_back_is_written_again(training: Training, tmp_path: Path) -> None:
     """The newest row counts, so the first one cannot stand for the third."""
     record = tmp_path / "rows.jsonl"
