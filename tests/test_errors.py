@@ -48,6 +48,8 @@ def raised(error: Exception) -> Callable[[], None]:
         (on_a_full_gpu, r"this command asked for 20\.00 MiB"),
         (raised(RuntimeError("CUDA error: out of memory")), "asked for more memory"),
         (raised(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")), "asked for more memory"),
+        (raised(RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")), "more memory"),
+        (raised(RuntimeError('NVJPEG error "5" : NVJPEG_STATUS_ALLOCATOR_FAILURE 0.jpg')), "more memory"),  # DALI
         (raised(RuntimeError("can't start new thread")), "asked for more memory"),
         (raised(RuntimeError("Resource temporarily unavailable")), "asked for more memory"),  # DALI, starting threads
         (raised(ImportError("libtorch_cpu.so: failed to map segment from shared object")), "asked for more memory"),
@@ -64,8 +66,29 @@ def test_lack_of_memory_names_the_task_and_the_amount(action: Callable[[], objec
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "no kernel image is available for execution on the device",
+        "CUDA-capable device(s) is/are busy or unavailable",
+        "CUDA driver version is insufficient for CUDA runtime version",
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_one_line(text: str) -> None:
+    message = machine_error_line(torch.AcceleratorError(f"CUDA error: {text}\nCUDA kernel errors might be reported"))
+    assert message is not None
+    assert message.startswith("the GPU cannot be used: ")
+    assert message.partition(". See nvidia-smi")[0].endswith(text.removeprefix("CUDA-capable ").removeprefix("CUDA "))
+
+
+@pytest.mark.parametrize(
     "error",
-    [RuntimeError("the loader is closed"), ValueError("out of memory.jpg"), KeyError("x"), ImportError("no apex")],
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("the loader is closed"),
+        ValueError("out of memory.jpg"),
+        KeyError("x"),
+        ImportError("no apex"),
+    ],
 )
 def test_a_defect_is_not_an_error_of_the_machine(error: Exception) -> None:
     assert machine_error_line(error) is None

@@ -13,11 +13,19 @@ from peclr_dali.errors import Outage, ReportedByAnotherRank, UserError
 
 _ROOT = Path(__file__).parents[1]
 _LACKS_MEMORY = re.compile(
-    r"(can't|cannot|unable to|failed to) allocate|out of memory|insufficient memory|bad_?alloc|alloc_failed"
-    r"|failed to map segment|can't start new thread|resource temporarily unavailable",
+    r"(can't|cannot|unable to|failed to) allocate|out of memory|insufficient memory|bad_?alloc|alloc(ation)?_failed"
+    r"|allocator_failure|cudaErrorMemoryAllocation|failed to map segment|can't start new thread"
+    r"|resource temporarily unavailable",
     re.IGNORECASE,
 )
 _ASKED_FOR = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", re.IGNORECASE)
+_GPU_REFUSES = re.compile(
+    r"(no kernel image is available|driver version is insufficient|devices?(\(s\))? (is/)?are busy or unavailable"
+    r"|uncorrectable ECC error|invalid device ordinal|No CUDA GPUs are available)[^\n]*",
+    re.IGNORECASE,
+)
+"""What CUDA reports of a GPU or a driver that cannot be used. Other errors of CUDA are defects of the program."""
+
 _EXACT = 'Lower train.micro_batch, on which batch norm depends, or set train.recompute = "always"'
 _TASKS = (
     ("train/steps/exact.py", "a training step", _EXACT),
@@ -60,6 +68,11 @@ def machine_error_line(error: BaseException) -> str | None:
     may_lack = isinstance(error, (OSError, RuntimeError, ImportError)) or type(error).__module__ == "cv2"
     if isinstance(error, MemoryError) or (may_lack and not has_number and _LACKS_MEMORY.search(str(error))):
         return _out_of_memory(error)
+    if isinstance(error, RuntimeError) and (refused := _GPU_REFUSES.search(str(error))) is not None:
+        return (
+            f"the GPU cannot be used: {refused[0].strip()}. See nvidia-smi: another program may hold it, its driver "
+            "may be too old for this torch, or this torch too new for the GPU. --set train.device=cpu does without"
+        )
     if isinstance(error, OSError):
         if has_number and error.filename is not None and error.strerror is not None:
             return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path and its permissions"

@@ -13,7 +13,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def in_one_line(error: BaseException, limit: int = 200) -> str:
+def in_one_line(error: object, limit: int = 200) -> str:
     """The text of an error in one line of at most `limit` characters, or its type if it has no text."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
 

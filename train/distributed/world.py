@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -32,6 +34,8 @@ from peclr_dali.train.distributed.rendezvous import (
 )
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.2
 """Seconds between two looks at NCCL while it connects."""
@@ -187,17 +191,24 @@ def described_world(device: str = "auto") -> World:
             inconsistent.
     """
     rank, world_size, local_rank, local_world_size = described_ranks()
-    if device == "cuda" and not torch.cuda.is_available():
+    with warnings.catch_warnings(record=True) as said:  # torch tells once why it cannot use a GPU that is there
+        warnings.simplefilter("always")
+        available = device != "cpu" and torch.cuda.is_available()
+    reason = in_one_line(said[0].message).partition(" (Triggered")[0] if said else ""
+    if device == "cuda" and not available:
         raise UserError(
-            'train.device = "cuda", but torch sees no GPU here: set it to "cpu" or "auto", or see nvidia-smi.'
+            f'train.device = "cuda", but torch sees no GPU here{reason and f" ({reason})"}: set it to "cpu" or '
+            '"auto", or see nvidia-smi.'
         )
-    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    if on_gpu and local_world_size > torch.cuda.device_count():  # on all ranks of this machine
+    if reason and not available:
+        log.warning("torch cannot use this machine's GPU, and the CPU is used: %s", reason)
+    processes = max(local_world_size, local_rank + 1)  # a launcher may set LOCAL_RANK only
+    if available and processes > torch.cuda.device_count():  # on all ranks of this machine
         raise UserError(
-            f"{local_world_size} processes on this machine, but each sees {torch.cuda.device_count()} GPUs: start "
+            f"{processes} processes on this machine, but each sees {torch.cuda.device_count()} GPUs: start "
             "torchrun with --nproc-per-node of at most that number, or add --set train.device=cpu"
         )
-    place = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    place = torch.device("cuda", local_rank) if available else torch.device("cpu")
     return World(rank, world_size, local_rank, place, local_world_size)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from unittest.mock import Mock
 
 import pytest
@@ -104,6 +105,32 @@ def test_lack_of_memory_in_an_exchange_is_not_taken_for_a_lost_rank(
 def test_missing_gpu_is_named() -> None:
     with pytest.raises(UserError, match='device = "cuda", but torch sees no GPU'):
         described_world("cuda")
+
+
+def test_why_torch_cannot_use_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise a run with `device = "auto"` would go on for days on the CPU."""
+
+    def unavailable() -> bool:
+        warnings.warn("CUDA initialization: The NVIDIA driver is too old (Triggered internally at x)", stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", unavailable)
+    with pytest.raises(UserError, match=r"no GPU here \(CUDA initialization: The NVIDIA driver is too old\): set it"):
+        described_world("cuda")
+    assert described_world("auto") == World()
+    (message,) = caplog.messages
+    assert message == (
+        "torch cannot use this machine's GPU, and the CPU is used: CUDA initialization: The NVIDIA driver is too old"
+    )
+    assert described_world("cpu") == World()
+
+
+def test_a_launcher_that_sets_no_number_of_processes_is_told_of_missing_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(os, "environ", os.environ | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"})
+    with pytest.raises(UserError, match=r"4 processes on this machine, but each sees 1 GPUs"):
+        described_world()
 
 
 def test_more_processes_than_gpus_are_refused_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
