@@ -209,7 +209,7 @@ def check_state(
     remedy: str,
     ignored: Callable[[str], bool] = lambda key: False,
 ) -> None:
-    """Check the names and shapes of the tensors that were read.
+    """Check the names, shapes and kinds of the tensors that were read.
 
     Args:
         wanted: the expected tensors.
@@ -217,13 +217,18 @@ def check_state(
         ignored: whether a name that is not in `wanted` is allowed.
 
     Raises:
-        UserError: a name or shape differs; the message has the first difference.
+        UserError: a name or shape differs, or weights are integers; the message has the first difference.
     """
     problems = [f"{key} is missing" for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
     problems += [
         f"{key} is {tuple(state[key].shape)} instead of {tuple(value.shape)}"
         for key, value in wanted.items()
         if key in state and state[key].shape != value.shape
+    ]
+    problems += [
+        f"{key} is {str(state[key].dtype).removeprefix('torch.')} instead of floating-point numbers"
+        for key, value in wanted.items()
+        if key in state and value.is_floating_point() and not state[key].is_floating_point()
     ]
     problems += [f"{key} is unknown" for key in state if key not in wanted and not ignored(key)]
     if problems:

@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +30,8 @@ from peclr_dali.bench.classification.labels import Labels, Rows, Splits, read_la
 from peclr_dali.bench.classification.neighbours import save_neighbours
 from peclr_dali.bench.rows import describe_machine
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.parsing import parse_json, regular
+from peclr_dali.pipelines.config import DataConfig, refuse_among_images
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.pose.inference import Progress
@@ -37,6 +39,9 @@ from peclr_dali.train.pose.metrics import confidence_intervals
 from peclr_dali.train.probe.features import Floats
 from peclr_dali.writing import write_text
 
+RESULTS: Final = ("classification.json", "predictions.csv", "neighbours.png")
+"""The files that `classify` writes."""
+_BENCH: Final = "classification"
 NEIGHBOURS: Final = 20
 INVERSE_PENALTY: Final = 0.1
 """C of the L2 penalty, for all encoders; features are standardised."""
@@ -75,7 +80,10 @@ def classify(
     Raises:
         UserError: an input cannot be used.
     """
-    everything = load_index(DataConfig("folder", str(images), box=box, box_margin=1.0))
+    data = DataConfig("folder", str(images), box=box, box_margin=1.0)
+    refuse_among_images(out, data)
+    _require_ours(out)
+    everything = load_index(data)
     index, labels = read_labels(everything, table, groups)
     first_cut = splits(labels, folds)[0]
     for count in few:  # refuses before the long work
@@ -111,7 +119,7 @@ def classify(
             ).tolist(),
         })  # fmt: skip
     row = {
-        "bench": "classification",
+        "bench": _BENCH,
         "machine": describe_machine(),
         "data": str(images),
         "classes": list(labels.classes),
@@ -129,11 +137,25 @@ def classify(
         "encoders": entries,
     }
     out.mkdir(parents=True, exist_ok=True)
-    _save_predictions(out / "predictions.csv", index, labels, tested, predictions)
+    write_text(out / RESULTS[0], json.dumps(row, indent=2) + "\n")  # first, since it makes the folder ours
+    _save_predictions(out / RESULTS[1], index, labels, tested, predictions)
     before_and_after = features["random"], features[encoders[0].name]
-    save_neighbours(out / "neighbours.png", views, before_and_after, labels, *cuts[0])
-    write_text(out / "classification.json", json.dumps(row, indent=2) + "\n")
+    save_neighbours(out / RESULTS[2], views, before_and_after, labels, *cuts[0])
     return row
+
+
+def _require_ours(out: Path) -> None:
+    """Refuse to write over files that are not of an earlier `classify`."""
+    try:
+        ours = parse_json(regular(out / RESULTS[0]).read_bytes()).get("bench") == _BENCH
+    except (OSError, ValueError, AttributeError):  # there is none, or it is not ours
+        ours = False
+    there = [name for name in RESULTS if os.path.lexists(out / name)]
+    if there and not ours:
+        raise UserError(
+            f"{out / there[0]}: exists, and the folder holds no results of classify, which would replace it: name "
+            "another folder with --out"
+        )
 
 
 def predict(model: str, features: Floats, labels: Labels, cuts: Splits) -> Rows:

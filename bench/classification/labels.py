@@ -158,7 +158,8 @@ def _read_table(table: Path, index: Index) -> dict[str, Mapping[str, str]]:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{table}: {why}; expected a CSV with the columns file and label") from error
     if unused := lines.keys() - known:  # an image without a hand is not in the index
-        _log.warning("%s: %d of %d images have no box and are not used", table, len(unused), len(lines))
+        why = "are not images of the data, or have no box"
+        _log.warning("%s: %d of %d files %s, and are not used", table, len(unused), len(lines), why)
     return lines
 
 

@@ -48,6 +48,7 @@ def experiment(
     from peclr_dali.experiments.config import Plan, load_study
 
     plan = Plan(file, load_study(file, overrides), scale, only)
+    plan.require_outside()
     if listed:
         for line in commands_of(plan, overrides, only):
             say(line)

@@ -270,13 +270,16 @@ class Plan:
             raise UserError(f"{self.file}: {table}.{name} at scale {self.scale}: {error}{hint}") from error
 
     def require_folders(self) -> None:
-        """Raise a `UserError` if images are missing, or if a run would write among the images that it reads."""
+        """Raise a `UserError` if images are missing."""
         for name, data in self.used_data().items():
             if data.render is None and not is_address(data.root) and not Path(data.root).is_dir():
                 key = f"scales.{self.scale}.data.{name}"
                 raise UserError(
                     f"{data.root}: no such folder; expected the images of {key}. Put them there, or set {key}.root"
                 )
+
+    def require_outside(self) -> None:
+        """Raise a `UserError` if a run would write among the images that it reads."""
         for name in self.pretrain:
             refuse_among_images(self.out, self.settings(Config, name, self.study.seeds[0])[0].data)
 
@@ -286,6 +289,9 @@ class Plan:
     def _data_keys(self, arm: Arm, shared: Shared) -> list[str]:
         """The keys that an arm sets, with its datasets. Several datasets are each as they would be alone."""
         keys = [*shared.set, *arm.set, *arm.set_at.get(self.scale, ())]
+        for key in keys:
+            if key.partition("=")[0].strip() in ("run.out", "run.seed"):
+                raise UserError(f"set has {key}, which the study chooses: leave it out, and set its out or seeds")
         datasets = [self.at.data[name] for name in self._datasets(arm)]
         for_each = [[f"data.root={as_toml(dataset.root)}", *dataset.set, *keys] for dataset in datasets]
         if len(for_each) == 1:

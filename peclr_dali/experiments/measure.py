@@ -24,7 +24,7 @@ from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneDataConfi
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation.constants import constant_pose_errors, evaluation_constants, mean_keypoints_px
-from peclr_dali.train.evaluation.network_errors import evaluation_config, measure
+from peclr_dali.train.evaluation.network_errors import evaluation_config, held_out_config, measure
 from peclr_dali.train.pose.inference import Poses, estimate_poses
 from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
@@ -102,6 +102,17 @@ def damage_in_one_line(file: Path) -> Iterator[None]:
         if "pickle" in why:  # NumPy advises running the file's code
             why = "no archive of arrays"
         raise UserError(f"{file} cannot be used ({why}): remove it, and this command makes it again") from error
+
+
+def require_held_out(plan: Plan) -> None:
+    """Raise a `UserError` if the images on which an arm is measured cannot be listed: before hours of training."""
+    seed, listed = plan.study.seeds[0], []
+    for name, arm in plan.arms.items():
+        trained, _ = plan.settings(FinetuneConfig, arm.network or name, seed)
+        data = held_out_config(trained, (), plan.held_out(name)).data
+        if data not in listed:
+            load_index(data)
+            listed.append(data)
 
 
 def network_file(plan: Plan, seed: int, name: str) -> Path:

@@ -22,6 +22,7 @@ from peclr_dali.experiments.measure import (
     measure_constants,
     measured_errors,
     measured_maps,
+    require_held_out,
 )
 from peclr_dali.parsing import regular
 from peclr_dali.synthetic import is_rendered, make_dataset
@@ -49,6 +50,7 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
     for dataset in plan.used_data().values():
         if dataset.render is not None:
             _render(Path(dataset.root), dataset.render)
+    require_held_out(plan)
     for seed in plan.study.seeds:
         for name in plan.pretrain:
             config, keys = plan.settings(Config, name, seed)

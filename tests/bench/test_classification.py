@@ -324,6 +324,28 @@ def test_wrong_folders_are_one_line(photos: Path, tmp_path: Path, capsys: pytest
         assert part in line
 
 
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("photos/out", "photos/out is within data.root = "),
+        ("mine", "exists, and the folder holds no results of classify, which would replace it: name another folder"),
+    ],
+)
+def test_an_output_folder_that_is_not_ours_is_refused(
+    out: str, message: str, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = photos.parent / "mine" / "predictions.csv"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    for found in (None, "[]", '{"bench": "train"}'):
+        if found is not None:
+            (mine.parent / "classification.json").write_text(found)
+        assert run_cli("classify", "run", "--images", str(photos), "--out", str(photos.parent / out)) == 2
+        assert message in capsys.readouterr().err
+    assert mine.read_text() == "mine"
+    assert not (photos / "out").exists()
+
+
 def test_a_run_with_the_name_of_a_baseline_is_refused() -> None:
     with pytest.raises(UserError, match=r"write \./random"):
         load_frozen(["random"])

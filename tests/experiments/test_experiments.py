@@ -105,6 +105,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     monkeypatch.setattr(measure, "load_pose_run", lambda path: path)
     constants = {"mean_pose_pa_epe_cm": 3.0, "rigid_hand_pa_epe_cm": 1.5}
     monkeypatch.setattr(run, "measure_constants", lambda overrides: constants)
+    monkeypatch.setattr(run, "require_held_out", lambda plan: None)
     return made
 
 
@@ -141,6 +142,15 @@ def test_a_comparison_is_written_before_the_next_one_fails(training: Training, t
     ):
         run_study(plan, record)
     assert [row["metric"] for row in rows_of(record) if row["kind"] == "comparison"] == ["pa_epe_cm"]
+
+
+def test_images_to_measure_on_that_are_missing_end_a_study_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "pretrain", lambda *_: pytest.fail("trains"))
+    (tmp_path / "training").mkdir()
+    with pytest.raises(UserError, match="evaluation"):
+        run_study(plan_of(tmp_path), None)
 
 
 def test_a_row_that_changed_and_changed_back_is_written_again(training: Training, tmp_path: Path) -> None:
@@ -300,6 +310,8 @@ def test_a_network_that_was_trained_again_is_measured_again(training: Training, 
             "scales.small.pretrain.config=['missing.toml']",
             "peclr at scale small: missing.toml.* count from the",
         ),
+        ("pretrain.peclr.set=['run.out=here']", "pretrain.peclr at scale small: set has run.out=here, which the study"),
+        ("scales.small.measured.set=['run.seed=1']", "set has run.seed=1, which the study chooses"),
         ("pretrain.peclr.start=simclr", "unknown key pretrain.peclr.start"),
         ("arms.peclr.start=moco", "arms.peclr.start = 'moco': expected a name in pretrain: peclr, simclr"),
         ("arms.peclr.on=third", "arms.peclr.on = 'third': expected a name in data: first"),
@@ -376,10 +388,11 @@ def test_wrong_folders_and_arms_are_one_line_before_anything_runs(
         f"title = 'a'\nsource = 'b'\nout = '{out}'\n[pretrain.one]\n{arms}"
         f"[scales.small.data.first]\nroot = '{root}'\nset = ['data.source=folder']\n"
     )
-    assert run_cli("experiment", "study.toml", "--record", "rows.jsonl") == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    for options in (["--record", "rows.jsonl"], ["--list"] if root == "images" else []):
+        assert run_cli("experiment", "study.toml", *options) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("root", [".", "/", "file"])

@@ -249,6 +249,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         "empty_dict.pth": {},
         "vgg.pth": {"features.0.weight": torch.zeros(1)},
         "text.pth": {"state_dict": "no"},
+        "integers.pth": {key: tensor.long() for key, tensor in torchvision.models.resnet18().state_dict().items()},
         "gray.pth": {**torchvision.models.resnet18().state_dict(), "conv1.weight": torch.zeros(64, 1, 7, 7)},
     }
     for file, content in files.items():
@@ -270,6 +271,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         "empty_dict.pth": "known ResNet",
         "vgg.pth": r"known ResNet \(its first tensor is features.0.weight\)",
         "text.pth": "holds no state dict",
+        "integers.pth": r"conv1.weight is int64 instead of floating-point numbers and \d+ more",
         "gray.pth": r"conv1.weight is \(64, 1, 7, 7\)",
     }.items():
         with pytest.raises(UserError, match=message) as caught:

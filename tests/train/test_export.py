@@ -33,6 +33,7 @@ from peclr_dali.train.weights import export
 from peclr_dali.train.weights.convert import convert
 from peclr_dali.train.weights.export import OPSET, OUTPUTS, export_encoder, export_network, export_onnx
 from peclr_dali.train.weights.starting_weights import start_pose_network
+from tests.command_line import run_cli
 from tests.full_disk import files_of_at_most
 from tests.train.tiny_hands import untrained_run
 
@@ -50,7 +51,7 @@ def test_the_encoder_is_that_of_the_network_that_is_exported(run: Path, tmp_path
     """The best on validation, not the newest, which others of the run's checkpoints may be."""
     shutil.copytree(run / "best", tmp_path / "best")
     best = load_pose_run(tmp_path)
-    later = {name: tensor + 1 for name, tensor in best.network.state_dict().items()}
+    later = {name: tensor * 2 for name, tensor in best.network.state_dict().items()}
     newest = Checkpoints(tmp_path / "checkpoints", keep=1).save(9, {"config": to_dict(best.config), "network": later})
     for source, start in ((tmp_path, best.path), (newest, newest)):
         out = tmp_path / "encoder.pth"
@@ -70,6 +71,13 @@ def test_a_checkpoint_is_not_written_over(run: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"pose.pth is an input of this command and is not overwritten"):
             write(checkpoint, checkpoint)
     assert checkpoint.read_bytes() == before
+
+
+def test_two_files_of_one_name_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "hand.safetensors"
+    assert run_cli("export", str(run), str(out), "--pose", f"{tmp_path}/./hand.safetensors") == 2
+    assert "hand.safetensors: is named for two files, and the second would replace the first" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_network_in_one_small_file_is_taken_as_a_run(run: Path, tmp_path: Path) -> None:

@@ -228,6 +228,9 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None)
             "export needs a file to write: OUT for the encoder, or --onnx OUT.onnx or --pose OUT.safetensors for the "
             "pose network"
         )
+    names = [file.resolve() for file in (out, onnx, pose) if file is not None]
+    if len(set(names)) < len(names):
+        raise UserError(f"{names[-1]}: is named for two files, and the second would replace the first: name another")
     if out is not None:
         say(f"{out}: {export_encoder(source, out)}")
     if onnx is not None:

@@ -68,14 +68,19 @@ def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[s
     Raises:
         UserError: as in `load_config`, or a key of the network is changed.
     """
-    config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(run.config))
-    whole = [one.part == "evaluation" or one.source == "dexter_object" for one in each_source(config.data)]
-    config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(run.config, whole))
+    config = held_out_config(run.config, files, overrides)
     for name in ("encoder.name", "pose", "geometry.side_px"):
         now, was = (attrgetter(name)(each) for each in (config, run.config))
         if now != was:
             raise UserError(f"{name} belongs to the network of {run.path} and cannot be changed: leave it out")
     return config
+
+
+def held_out_config(trained: FinetuneConfig, files: Sequence[Path], overrides: Sequence[str]) -> FinetuneConfig:
+    """As `evaluation_config`, for a network that was or will be trained with a configuration."""
+    config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(trained))
+    whole = [one.part == "evaluation" or one.source == "dexter_object" for one in each_source(config.data)]
+    return load_config(FinetuneConfig, files, overrides, base=_of_held_out(trained, whole))
 
 
 def _of_held_out(config: FinetuneConfig, whole: Sequence[bool] = ()) -> dict[str, Any]:

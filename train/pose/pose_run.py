@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
@@ -50,7 +51,8 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
         device: device of the network; by default the CPU.
 
     Raises:
-        UserError: there is no checkpoint, it cannot be read, or it is not from fine-tuning.
+        UserError: there is no checkpoint, it cannot be read, it is not from fine-tuning, or it gives NaN for a picture
+            of noise.
     """
     expected = "the folder of a fine-tuning run, with best/ or checkpoints/ in it, or a checkpoint"
     path = find_checkpoint(source, expected)
@@ -70,5 +72,28 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
         network.load_state_dict(saved["network"])
     except RuntimeError as error:
         raise UserError(f"{path} holds another model: {in_one_line(error)}") from error
-    network = network.float().to(device or torch.device("cpu")).eval()
+    place = device or torch.device("cpu")
+    network = network.float().to(place).eval()
+    with torch.inference_mode():
+        views = (one.to(place) for one in random_views(1, config.geometry.side_px, seed=0))
+        require_finite(path, network(*views).keypoints_px)
     return PoseRun(path, saved["step"], config, network, saved.get("depth", True))
+
+
+def require_finite(path: Path, keypoints_px: Tensor) -> None:
+    """Raise a `UserError` if a checkpoint's network, of finite weights, gives keypoints that are not finite."""
+    if not bool(keypoints_px.isfinite().all()):
+        raise UserError(f"{path}: gives keypoints that are NaN or infinite; use another checkpoint")
+
+
+def random_views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Random pictures (count, 3, S, S), and camera matrices (count, 3, 3) as of views: rotated and off centre."""
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randint(0, 256, (count, 3, side_px, side_px), generator=generator, dtype=torch.uint8)
+    turn = torch.rand(count, generator=generator) * 2 * torch.pi
+    focal_px = side_px * (2 + 3 * torch.rand(count, generator=generator))
+    intrinsics = torch.eye(3).repeat(count, 1, 1)
+    intrinsics[:, 0, 0] = intrinsics[:, 1, 1] = focal_px * turn.cos()
+    intrinsics[:, 1, 0], intrinsics[:, 0, 1] = focal_px * turn.sin(), -focal_px * turn.sin()
+    intrinsics[:, :2, 2] = side_px * (0.3 + 0.4 * torch.rand(count, 2, generator=generator))
+    return image, intrinsics

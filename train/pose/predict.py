@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 import cv2
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, parse_json, regular
@@ -29,7 +30,7 @@ from peclr_dali.pipelines.sources.folder import files_under, load_folder
 from peclr_dali.pipelines.views.reach import magnification_range
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.pose.inference import Poses, Progress, estimate_poses
-from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
+from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, require_finite
 from peclr_dali.train.pose.prediction_picture import Box, Prediction, save_prediction
 from peclr_dali.train.runs.pictures import Image
 from peclr_dali.writing import is_among, write_text
@@ -342,8 +343,7 @@ def _estimate(run: PoseRun, pictures: Index, cameras: Cameras, progress: Progres
     index = dataclasses.replace(pictures, store=_Pictures(pictures))
     config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
     found = estimate_poses(run.network, index, cameras, config, single_process(), progress=progress)
-    if not np.isfinite(found.keypoints_px).all():
-        raise UserError(f"{run.path}: gives keypoints that are NaN or infinite; use another checkpoint")
+    require_finite(run.path, torch.from_numpy(found.keypoints_px))
     return found
 
 

@@ -21,7 +21,7 @@ from peclr_dali.models.encoders import make_encoder
 from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.models.weights import encoder_state
-from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
+from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, random_views
 from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint, sha256_of
 from peclr_dali.writing import NotWritten, refuse_inputs, whole_file, write_bytes
 
@@ -153,7 +153,7 @@ def export_onnx(source: Path, out: Path) -> str:
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             network,
-            _views(2, side_px, seed=0),
+            random_views(2, side_px, seed=0),
             dynamo=True,
             dynamic_shapes=({0: batch}, {0: batch}),
             input_names=INPUTS,
@@ -165,7 +165,8 @@ def export_onnx(source: Path, out: Path) -> str:
     assert program is not None
     program.model.metadata_props["preprocessing"] = json.dumps(preprocessing(run))
     model = program.model_proto.SerializeToString()
-    worst_px, worst = _difference(network, model, _views(3, side_px, seed=3))  # another batch size than the traced one
+    views = random_views(3, side_px, seed=3)  # another batch size than the traced one
+    worst_px, worst = _difference(network, model, views)
     if not (worst_px <= PARITY_PX and worst <= PARITY):
         raise UserError(
             f"{out} was not written: in onnxruntime the network's keypoints are up to {worst_px:.2g} px from torch's, "
@@ -203,19 +204,6 @@ def preprocessing(run: PoseRun) -> dict[str, Any]:
         "keypoints": skeleton.keypoints,
         "keypoint_0_of_keypoints_px": "palm" if run.config.pose.first_keypoint == "palm" else skeleton.keypoints[0],
     }
-
-
-def _views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Random pictures (count, 3, S, S), and camera matrices (count, 3, 3) as of views: rotated and off centre."""
-    generator = torch.Generator().manual_seed(seed)
-    image = torch.randint(0, 256, (count, 3, side_px, side_px), generator=generator, dtype=torch.uint8)
-    turn = torch.rand(count, generator=generator) * 2 * torch.pi
-    focal_px = side_px * (2 + 3 * torch.rand(count, generator=generator))
-    intrinsics = torch.eye(3).repeat(count, 1, 1)
-    intrinsics[:, 0, 0] = intrinsics[:, 1, 1] = focal_px * turn.cos()
-    intrinsics[:, 1, 0], intrinsics[:, 0, 1] = focal_px * turn.sin(), -focal_px * turn.sin()
-    intrinsics[:, :2, 2] = side_px * (0.3 + 0.4 * torch.rand(count, 2, generator=generator))
-    return image, intrinsics
 
 
 def _difference(network: nn.Module, model: bytes, views: tuple[Tensor, Tensor]) -> tuple[float, float]:

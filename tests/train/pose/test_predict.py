@@ -341,15 +341,25 @@ def test_it_is_an_error_if_no_picture_can_be_read(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_network_of_finite_weights_that_gives_nan_writes_nothing(run: Path, tmp_path: Path) -> None:
+def test_a_network_of_finite_weights_that_gives_nan_writes_nothing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved = load_checkpoint(find_checkpoint(run, ""))
     for name, tensor in saved["network"].items():
         if name.endswith("bn1.running_var"):
             tensor.fill_(-1)
     write_checkpoint(tmp_path / "step_0.pt", 0, {key: saved[key] for key in saved if key not in ("format", "step")})
-    with pytest.raises(UserError, match="gives keypoints that are NaN or infinite; use another checkpoint"):
-        predict(tmp_path / "step_0.pt", [str(save_hand(tmp_path / "hand.png"))], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    hand = save_hand(tmp_path / "hand.png")
+    before = sorted(tmp_path.iterdir())
+    for command in (
+        ["predict", str(tmp_path / "step_0.pt"), str(hand), "--out", str(tmp_path / "out")],
+        ["evaluate", str(tmp_path / "step_0.pt"), "--out", str(tmp_path / "out")],
+        ["export", str(tmp_path / "step_0.pt"), "--onnx", str(tmp_path / "out.onnx")],
+        ["export", str(tmp_path / "step_0.pt"), "--pose", str(tmp_path / "out.safetensors")],
+    ):
+        assert run_cli(*command) == 2
+        assert "step_0.pt: gives keypoints that are NaN or infinite; use another" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_pictures_come_from_files_folders_and_patterns(tmp_path: Path) -> None:
