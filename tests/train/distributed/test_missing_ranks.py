@@ -261,7 +261,7 @@ def _pretrain_where_nccl_hangs(what: str, settings: list[str]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if (what, device.index) == ("fails", 1):
             raise torch.distributed.DistBackendError("NCCL error in: x.cpp\nncclSystemError: a socket")
-        threading.Thread(target=time.sleep, args=(1000,)).start()  # Python's end would wait for it
+        threading.Thread(target=time.sleep, args=(1000,), daemon=False).start()  # Python's end would wait for it
         time.sleep(1000)
 
     def gloo_only(backend: str, **settings: Any) -> None:
