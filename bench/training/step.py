@@ -127,7 +127,8 @@ class StepBench:
         contexts and DALI included; None on a CPU.
         """
         train = self._config.train
-        peak_mib = self._peak_mib()  # first, since it also decides recompute = "auto"
+        count = train.batch // train.micro_batch
+        peak_mib = self._peak_mib()  # first, since it also measures kept_graphs
         ways = {
             "cached": self.steps(self.state.step),
             "loaded": self.loaded,
@@ -141,7 +142,7 @@ class StepBench:
             "device": str(self.world.device),
             "batch": train.batch,
             "micro_batch": train.micro_batch,
-            "recompute": self.state.exact.recompute,
+            "recompute": f"{count - (self.state.exact.kept_graphs or 0)} of {count}",
             **figures_of(rates, train.batch, self.flop_per_image()),
             "waited_share": round(self._waited_s / self._looped_s, 5),
             "peak_memory_mib": round(peak_mib),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -55,6 +56,17 @@ def test_ranks_share_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(memory, "free_in_control_groups", lambda: 2**20)
     assert memory.free_bytes(World()) == 2**20
     assert memory.free_bytes(World(local_world_size=4)) == 2**18
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, 12), (0.5, 8), (0.25, 2), (0.1, 0)])
+def test_a_limit_on_the_gpu_memory_of_the_process_counts(
+    share: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch may take a share of 24 GiB, holds 6 and uses 4 of them; the driver has 10 left."""
+    given = {"mem_get_info": (10 * GIB, 24 * GIB), "memory_reserved": 6 * GIB, "memory_allocated": 4 * GIB}
+    for name, value in {**given, "get_per_process_memory_fraction": share}.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda device, value=value: value)
+    assert memory.free_bytes(World(device=torch.device("cuda", 0))) == expected * GIB
 
 
 def test_a_limit_on_addresses_counts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import Pretraining
 from peclr_dali.train.steps.exact import StepResult
+from peclr_dali.train.steps.memory import free_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
@@ -172,12 +174,15 @@ def flat_gradient(made: Pretraining) -> Tensor:
     return torch.cat([p.grad.flatten() for p in made.network.parameters() if p.grad is not None])
 
 
-def test_memory_decides_on_recomputing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the allocator counts for a graph is more than its input, and decides by what is free."""
+@pytest.mark.parametrize("share", [1.0, 1e-9])
+def test_memory_decides_on_recomputing(share: float) -> None:
+    """Also the share of it that this process may use."""
     made = state("train.recompute=auto")
-    made.exact(batch())
-    assert made.exact.recompute == "never"
-    monkeypatch.setattr("peclr_dali.train.steps.exact.free_bytes", lambda world: 2 * 8 * 3 * SIDE_PX**2 * 4)
-    short = state("train.recompute=auto")
-    short.exact(batch())
-    assert short.exact.recompute == "always"
+    try:
+        torch.cuda.set_per_process_memory_fraction(share, GPU)
+        free = free_bytes(World(device=GPU))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, GPU)
+    with patch("peclr_dali.train.steps.exact.free_bytes", lambda world: free):
+        made.exact(batch())
+    assert made.exact.kept_graphs == (2 if share == 1 else 1)

@@ -12,24 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from peclr_dali.models.network import build_network
+from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.steps.memory import with_graph_bytes
-from tests.train.tiny_step import SIDE_PX, Recompute, exact_step, images, network, run
+from tests.train.tiny_step import SIDE_PX, Recompute, assert_same, buffers, exact_step, gradients, images, network
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def test_graph_memory_counts_each_saved_block_once_and_no_parameters() -> None:
     weight = nn.Linear(16, 16, bias=False)
-    x = torch.randn(1000, 16)
+    x, others = torch.randn(1001, 16), []
 
     def forward() -> Tensor:
+        others.append(torch.empty(5000))  # as by another thread: not saved
         hidden: Tensor = weight(x)  # saves x and the weight
         return torch.tanh(hidden) * hidden.sin()  # saves tanh's result (twice), hidden, sin's result
 
-    _, count = with_graph_bytes(weight, forward, torch.device("cpu"))
-    assert count == 4 * 1000 * 16 * 4
+    _, count = with_graph_bytes(weight, forward)
+    assert count == 4 * 126 * 512  # 1001 * 16 * 4 bytes, in blocks of a GPU
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_the_graph_of_a_micro_batch_fits_the_card_of_the_overlay(files: tuple[st
     def graph_bytes(pictures: int) -> int:
         picture = torch.zeros(pictures, 3, config.geometry.side_px, config.geometry.side_px, dtype=torch.uint8)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return with_graph_bytes(built, lambda: built(picture), torch.device("cpu"))[1]
+            return with_graph_bytes(built, lambda: built(picture))[1]
 
     of_a_picture = (graph_bytes(6) - graph_bytes(2)) / 4
     of_the_rest = graph_bytes(2) - 2 * of_a_picture + 16 * sum(parameter.numel() for parameter in built.parameters())
@@ -71,13 +73,18 @@ def test_a_measured_graph_is_freed_with_its_result() -> None:
         x: Tensor = Node.apply(torch.ones(3, 2, requires_grad=True))  # type: ignore[no-untyped-call]
         return x * x.amax(1, keepdim=True).detach()  # as the range in the latent inverse: saved, but on no way back
 
-    result, _ = with_graph_bytes(nn.Identity(), forward, torch.device("cpu"))
+    result, _ = with_graph_bytes(nn.Identity(), forward)
     assert len(tokens) == 1
     del result
     assert not tokens
 
 
-def test_recomputing_holds_one_graph_at_a_time() -> None:
+@pytest.mark.parametrize(
+    ("kept_graphs", "expected"), [(0, [0, 0, 0, 0, 0, 0]), (1, [0, 0, 0, 0, 0]), (2, [0, 0, 1, 0]), (3, [0, 1, 2])]
+)
+def test_no_more_graphs_are_held_than_are_kept(kept_graphs: int, expected: list[int]) -> None:
+    """Other graphs when one is built: first those of all micro-batches, then those that are built again."""
+
     class Saved:
         def __init__(self, tensor: Tensor) -> None:
             self.tensor = tensor
@@ -89,31 +96,74 @@ def test_recomputing_holds_one_graph_at_a_time() -> None:
         alive.add(saved)
         return saved
 
+    held_before: list[int] = []
+
     class Watched(nn.Linear):
         def forward(self, image: Tensor) -> Tensor:
-            held_before.append(len(alive) > 0)
+            held_before.append(len(alive))
             return super().forward(image.flatten(1))
 
-    expected: dict[Recompute, list[bool]] = {"never": [False, True, True], "always": [False] * 6}
-    for recompute, held in expected.items():
-        held_before: list[bool] = []
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
-            run(Watched(3 * SIDE_PX**2, 4).double(), 6, 2, recompute)
-        assert held_before == held
-        assert not alive
+    step = exact_step(Watched(3 * SIDE_PX**2, 4).double(), batch=6, micro_batch=2, kept_graphs=kept_graphs)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
+        embedding = step.embed(images(6), slice(0, 2))
+        of_a_graph = len(alive)
+        del embedding
+        step(images(6))
+    assert [held / of_a_graph for held in held_before[1:]] == expected
+    assert not alive
 
 
-def test_auto_keeps_graphs_that_fit(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    for free, expected in ((2**40, "never"), (0, "always")):
-        monkeypatch.setattr("peclr_dali.train.steps.exact.free_bytes", lambda world, free=free: free)
-        step = exact_step(network(), batch=6, micro_batch=2)
-        assert step.recompute == "auto"
-        with caplog.at_level(logging.INFO, "peclr_dali.train.steps.exact"):
-            step(images(6))
-        assert step.recompute == expected
-        assert f"recompute = {expected!r}: " in caplog.text
-        assert "of 3 micro-batches" in caplog.text
+@pytest.mark.parametrize(("fitting", "kept"), [(0.0, 1), (1.99, 1), (2.01, 2), (2.99, 2), (3.01, 3), (99.0, 3)])
+def test_auto_keeps_graphs_that_fit(
+    fitting: float, kept: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Into 80 % of what is free, with the gradients and Adam's two moments."""
+    model = network()
+    step = exact_step(model, batch=6, micro_batch=2)
+    _, graph_bytes = with_graph_bytes(model, lambda: step.embed(images(6), slice(0, 2)))
+    needed = fitting * graph_bytes + 3 * 8 * sum(p.numel() for p in model.parameters())
+    monkeypatch.setattr("peclr_dali.train.steps.exact.free_bytes", lambda world: needed / 0.8 - graph_bytes)
+    with caplog.at_level(logging.INFO, "peclr_dali.train.steps.exact"):
+        step(images(6))
+        assert step.kept_graphs == kept
+        assert f"recompute = 'auto': keeps {kept} of 3 graphs" in caplog.text
         caplog.clear()
         step(images(6))
         assert not caplog.text  # decided once
-    assert exact_step(network(), batch=6, micro_batch=6).recompute == "never"
+
+
+@pytest.mark.parametrize(("recompute", "kept"), [("auto", 2), ("never", 3)])
+def test_auto_keeps_one_graph_less_after_a_lack_of_memory(
+    recompute: Recompute, kept: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And repeats the step, from the same weights and statistics."""
+    model, expected = network(), network()
+    result = exact_step(expected, batch=6, micro_batch=2, recompute="never")(images(6))
+    step = exact_step(model, batch=6, micro_batch=2, recompute=recompute, kept_graphs=3)
+    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+
+    def embed(batch: Batch, rows: slice) -> Tensor:
+        if len(alive) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        embedding = embed_plainly(batch, rows)
+        alive.add(embedding)
+        return embedding
+
+    embed_plainly, step.embed = step.embed, embed
+    if recompute == "never":
+        with pytest.raises(torch.OutOfMemoryError):
+            step(images(6))
+    else:
+        assert torch.equal(step(images(6)).loss, result.loss)
+        assert_same(gradients(model), gradients(expected), relative=0)
+        assert_same(buffers(model), buffers(expected), relative=0)
+        assert "keeps 2 instead of 3 graphs" in caplog.text
+    assert step.kept_graphs == kept
+
+
+def test_only_auto_with_several_micro_batches_measures() -> None:
+    given: list[tuple[Recompute, int, int | None]] = [
+        ("never", 2, 3), ("always", 2, 0), ("auto", 6, 1), ("auto", 2, None)
+    ]  # fmt: skip
+    for recompute, micro_batch, kept in given:
+        assert exact_step(network(), batch=6, micro_batch=micro_batch, recompute=recompute).kept_graphs == kept

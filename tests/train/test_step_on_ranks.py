@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -83,6 +84,37 @@ def test_any_number_of_ranks_trains_the_same_function(
         torch.testing.assert_close(embeddings, single.embeddings, atol=1e-12, rtol=0)
         assert_same(their_gradients, expected)
         assert_same(their_buffers, buffers(model))
+
+
+KEPT = (0, 1, 2, None)
+
+
+def one_rank_keeping_graphs(folder: str) -> None:
+    """With 0, 1 and 2 graphs kept on each rank, then as many as fit on the last one, which has little memory."""
+    world = described_world("cpu")
+    free = 0 if world.rank == world.world_size - 1 else 2**40
+    outcomes = []
+    with joined(world, 60.0), patch("peclr_dali.train.steps.exact.free_bytes", lambda world: free):
+        for kept_graphs in KEPT:
+            model = network()
+            step = exact_step(model, batch=8, micro_batch=2, recompute="auto", world=world, kept_graphs=kept_graphs)
+            result = step(part(images(8), step.share))
+            tensors = [result.loss, result.embeddings, *gradients(model), *buffers(model)]
+            outcomes.append((step.kept_graphs, result.recompute_difference, tensors))
+    torch.save(outcomes, Path(folder) / f"{world.rank}.pt")
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_number_of_kept_graphs_changes_no_bit(world_size: int, tmp_path: Path) -> None:
+    """Of three ranks, one has two micro-batches and recomputes, where the others have kept their only one."""
+    log = tmp_path / "log"
+    ranks.finish(ranks.start_ranks(world_size, one_rank_keeping_graphs, str(tmp_path), log=log), log)
+    for rank in range(world_size):
+        outcomes = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        assert [kept for kept, _, _ in outcomes] == [0, 1, 2, 1]
+        assert [difference for _, difference, _ in outcomes] == [0, 0, None, 0]
+        for _, _, tensors in outcomes[1:]:
+            assert all(torch.equal(ours, first) for ours, first in zip(tensors, outcomes[0][2], strict=True))
 
 
 def one_synchronised_rank(folder: str) -> None:

@@ -74,14 +74,17 @@ def exact_step(
     *,
     preprocess: Callable[[Tensor], Tensor] = to_double,
     autocast_dtype: torch.dtype | None = None,
+    kept_graphs: int | None = None,
     **settings: Any,
 ) -> ExactStep[Batch]:
-    """A step of `batch` images with the latent inverse."""
+    """A step of `batch` images with the latent inverse; `kept_graphs` as if it had been measured."""
 
     def embed(batch: Batch, rows: slice) -> Tensor:
         return embed_views(lambda image: model(preprocess(image)), UNDO, batch, rows, autocast_dtype=autocast_dtype)
 
-    return ExactStep(model, embed, loss, **settings)
+    step = ExactStep(model, embed, loss, **settings)
+    step.kept_graphs = step.kept_graphs if kept_graphs is None else kept_graphs
+    return step
 
 
 def run(

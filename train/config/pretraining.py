@@ -92,8 +92,8 @@ class TrainConfig(StepsConfig):
     Attributes:
         sync_batch_norm: take batch norm over the k-th micro-batches of all ranks together (GPUs only). The result then
             depends on the number of ranks.
-        recompute: "never" keeps the graphs of all micro-batches. "always" embeds without graphs first and then
-            recomputes each micro-batch. "auto" decides by the free memory. The gradient is the same.
+        recompute: "never" keeps the graphs of all micro-batches. "always" drops each graph and builds it again. "auto"
+            keeps as many as fit into free memory. The gradient is the same.
     """
 
     sync_batch_norm: bool = False

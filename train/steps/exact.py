@@ -2,7 +2,7 @@
 
 Such a loss couples all samples, so its gradient is not a mean over micro-batches. It does split into parts: embed all
 micro-batches; take the loss of all embeddings and its gradient with respect to them; send that gradient back through
-each micro-batch's network. If memory allows, the graphs of the first part are kept, else each is built again.
+each micro-batch's network. As many graphs of the first part are kept as memory allows; the others are built again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 Recompute = Literal["auto", "always", "never"]
 B = TypeVar("B", bound=Sized)
 
-# The rest is for the temporary tensors of the backward pass and for whatever else lives on the device.
-_SHARE_OF_FREE_MEMORY = 0.8
+# For graphs. The rest is for temporary tensors, gaps between blocks and batches that the loader has yet to make; on a
+# CPU, which may kill a process that has too much, also for other processes.
+_SHARE_OF_FREE_MEMORY = {"cuda": 0.94, "cpu": 0.8}
 # Of the largest embedding. Autocast with bfloat16 rounds to 0.4 %, in another order perhaps; dropout changes half.
 _RECOMPUTE_TOLERANCE = 0.05
 
@@ -62,9 +63,11 @@ class ExactStep(MicroBatchStep, Generic[B]):
             graph, (V, n, D). It must call the network once, since batch norm counts only the last call.
         loss: function that takes the embeddings (V, N, D) of the whole batch, and returns a scalar. The ranks share the
             work of an `AnchorLoss`. Any other loss is computed completely on every rank, with the same result on all.
-        recompute: "never" keeps the graphs of all micro-batches. "always" keeps one graph at a time and recomputes.
-            "auto" measures the graph of the first micro-batch, and becomes "never" if all graphs fit into free memory,
-            else "always".
+        recompute: "never" keeps the graphs of all micro-batches. "always" keeps none and recomputes each. "auto" keeps
+            as many as fit into free memory, by the size of the first one, and at least one. If a GPU lacks memory all
+            the same, a single process keeps one less and repeats the step.
+        kept_graphs: number of micro-batches whose graphs a rank keeps, the last ones, the same on all ranks. The others
+            are computed twice. None until "auto" has measured, in the first call.
 
     Example:
         >>> def embed(images, rows):  # images (N, V, C, H, W)
@@ -77,6 +80,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
     embed: Callable[[B, slice], Tensor]
     loss: Callable[[Tensor], Tensor]
     recompute: Recompute = field(default="auto", kw_only=True)
+    kept_graphs: int | None = field(init=False, default=None)
     _is_compared: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -85,8 +89,10 @@ class ExactStep(MicroBatchStep, Generic[B]):
             raise TypeError(f"embed = {self.embed!r} and loss = {self.loss!r}: expected two functions")
         if self.recompute not in get_args(Recompute):
             raise ValueError(f"recompute = {self.recompute!r}: expected one of {', '.join(get_args(Recompute))}")
-        if self.recompute == "auto" and self.batch // self.micro_batch == self.world.world_size:
-            self.recompute = "never"  # one micro-batch everywhere
+        if self.recompute == "always":
+            self.kept_graphs = 0
+        elif self.recompute == "never" or self._largest_share == 1:
+            self.kept_graphs = self._largest_share
 
     def __call__(self, batch: B) -> StepResult:
         """Write the gradient of the loss, summed over ranks, to `.grad`. Earlier gradients are dropped.
@@ -99,27 +105,41 @@ class ExactStep(MicroBatchStep, Generic[B]):
             ValueError: the batch is of another size than this rank's share, or what `embed` or `loss` gives has another
                 shape or no graph.
         """
+        while True:
+            try:
+                return self._step(batch)
+            except torch.OutOfMemoryError:  # other ranks cannot know of it, and wait in a collective
+                kept = self.kept_graphs or 0
+                if self.recompute != "auto" or kept < 2 or self.world.world_size > 1:
+                    raise
+            self.kept_graphs = kept - 1  # the exception is gone, and with it the graphs that its frames held
+            log.warning("out of memory: keeps %d instead of %d graphs from now on", kept - 1, kept)
+
+    def _step(self, batch: B) -> StepResult:
         micro_batches = self.begin(batch)
         with one_momentum_step(self.network, self.world, self.batch // self.micro_batch) as add_statistics:
             embedded = []  # of each micro-batch (V, n, D); with its graph if that is kept
             with self.own_work.running(self.world.device):
-                for rows in micro_batches:
-                    embedded.append(self._embed_first(batch, rows))
+                for left, rows in zip(range(len(micro_batches), 0, -1), micro_batches, strict=True):
+                    embedded.append(self._embed_first(batch, rows, left))
                     add_statistics()
 
             loss, embeddings, gradient = self._loss_and_gradient(torch.cat([e.detach() for e in embedded], dim=1))
 
-            difference = None
+            changes = [embeddings.new_zeros(())]
             with self.own_work.running(self.world.device):
-                for first, rows in zip(embedded, micro_batches, strict=True):
-                    embedding = self.embed(batch, rows) if self.recompute == "always" else first
+                # The last first, for any number of kept graphs: gradients are summed in the same order, and kept graphs
+                # are free before others are built again.
+                for rows in reversed(micro_batches):
+                    first = embedded.pop()
+                    embedding = first if first.requires_grad else self.embed(batch, rows)
                     torch.autograd.backward([embedding], [gradient[:, rows]])
-                    if self.recompute == "always":
-                        change = (embedding.detach() - first).abs().amax()
-                        difference = change if difference is None else torch.maximum(difference, change)
+                    if not first.requires_grad:
+                        changes.append((embedding.detach() - first).abs().amax())
             self.sum_gradients()
-            if difference is not None:
-                difference = self.world.max_(difference)
+            difference = None
+            if self.kept_graphs != self._largest_share:  # the same on all ranks
+                difference = self.world.max_(torch.stack(changes).amax())
                 self._compare_once(difference, embeddings)
         return StepResult(loss, embeddings, difference)
 
@@ -136,27 +156,39 @@ class ExactStep(MicroBatchStep, Generic[B]):
                 100 * share,
             )
 
-    def _embed_first(self, batch: B, rows: slice) -> Tensor:
+    @property
+    def _largest_share(self) -> int:
+        """The largest number of micro-batches of a rank."""
+        return -(-self.batch // self.micro_batch // self.world.world_size)
+
+    def _embed_first(self, batch: B, rows: slice, left: int) -> Tensor:
+        """The embedding of a micro-batch, with graph if that is kept. `left` micro-batches are left, with this one."""
         # With graph even if it is dropped at once: both passes then run the same kernels, compiled ones included, and
         # the second pass needs the memory anyway.
-        if self.recompute == "auto":
-            embedding, graph_bytes = with_graph_bytes(self.network, lambda: self.embed(batch, rows), self.world.device)
-            self.recompute = self._decide(graph_bytes)
+        if self.kept_graphs is None:
+            embedding, graph_bytes = with_graph_bytes(self.network, lambda: self.embed(batch, rows))
+            self.kept_graphs = self._fitting(graph_bytes)
         else:
             embedding = self.embed(batch, rows)
         require_floats("what embed gives", embedding, ("V", rows.stop - rows.start, "D"))
         if not embedding.requires_grad:
             raise ValueError("what embed gives has no graph: is the whole network frozen, or does embed detach it?")
-        return embedding.detach() if self.recompute == "always" else embedding
+        return embedding if left <= self.kept_graphs else embedding.detach()
 
-    def _decide(self, graph_bytes: int) -> Recompute:
-        count = len(self.share) // self.micro_batch
+    def _fitting(self, graph_bytes: int) -> int:
+        """How many graphs fit on every rank. All ranks call this together."""
+        largest = self._largest_share
         free = free_bytes(self.world) + graph_bytes  # the first graph is in memory already
-        lacks = torch.tensor(float(count * graph_bytes > _SHARE_OF_FREE_MEMORY * free), device=self.world.device)
-        decision: Recompute = "always" if self.world.max_(lacks).item() else "never"
-        message = "recompute = %r: %.2f GiB for the graphs of %d micro-batches, %.2f GiB free"
-        log.info(message, decision, count * graph_bytes / 2**30, count, free / 2**30)
-        return decision
+        weights = sum(p.nbytes for p in self.network.parameters() if p.requires_grad)
+        usable = int(_SHARE_OF_FREE_MEMORY[self.world.device.type] * free)
+        usable -= 3 * weights  # gradients and Adam's two moments
+        # One graph at a time has to fit in any case, and the last one is used at once.
+        fitting = min(max(usable // max(graph_bytes, 1), 1), largest)
+        dropped = self.world.max_(torch.tensor(largest - fitting, device=self.world.device))
+        kept = largest - int(dropped.item())
+        message = "recompute = 'auto': keeps %d of %d graphs of %.2f GiB each, %.2f GiB free"
+        log.info(message, kept, largest, graph_bytes / 2**30, free / 2**30)
+        return kept
 
     def _loss_and_gradient(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, embeddings (V, N, D) of all ranks, and this rank's gradient (V, n, D) times the loss scale."""

@@ -17,15 +17,22 @@ from peclr_dali.errors.refused import as_size
 from peclr_dali.machine.control_groups import groups, read
 from peclr_dali.train.distributed.world import World
 
+_BLOCK_BYTES = 512
+"""torch allocates a multiple of this on a GPU (kMinBlockSize of its caching allocator)."""
+
 
 def free_bytes(world: World) -> int:
     """Free bytes for this rank on its device; on the CPU, its share of the machine's.
 
-    On the CPU, limits of the address space (`ulimit -v`) and of control groups, as in containers, count.
+    On a GPU, what torch holds unused is free, and torch's limit for this process counts, by
+    `set_per_process_memory_fraction` or by PYTORCH_ALLOC_CONF. On the CPU, limits of the address space (`ulimit -v`)
+    and of control groups, as in containers, count.
     """
     if world.device.type == "cuda":
-        cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
-        return torch.cuda.mem_get_info(world.device)[0] + cached
+        free, total = torch.cuda.mem_get_info(world.device)
+        reserved = torch.cuda.memory_reserved(world.device)
+        allowed = int(torch.cuda.get_per_process_memory_fraction(world.device) * total) - reserved
+        return max(0, min(free, allowed) + reserved - torch.cuda.memory_allocated(world.device))
     shared = min(psutil.virtual_memory().available, free_in_control_groups())
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     addresses = math.inf if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
@@ -77,24 +84,19 @@ def _values_in_training(part: nn.Module) -> int:
     return weights + sum(buffer.numel() for buffer in part.buffers())
 
 
-def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, int]:
+def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
     """Run `forward`: its result with graph, and the bytes that the graph keeps for the backward pass.
 
-    On a GPU this is the growth of allocated memory. On the CPU it is the sum of the saved tensors, each memory block
-    once, without the network's own parameters and buffers.
+    This is the sum of the saved tensors, each memory block once and rounded up as torch does it on a GPU, without the
+    network's own parameters and buffers. What other threads allocate meanwhile does not count.
     """
-    if device.type == "cuda":
-        allocated = torch.cuda.memory_allocated(device)
-        result = forward()
-        return result, torch.cuda.memory_allocated(device) - allocated
-
     own = {tensor.untyped_storage().data_ptr() for tensor in [*network.parameters(), *network.buffers()]}
     blocks: dict[int, int] = {}  # address -> bytes; no address is reused while the graph exists
 
     def note(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
         if storage.data_ptr() not in own:
-            blocks[storage.data_ptr()] = storage.nbytes()
+            blocks[storage.data_ptr()] = -(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES
         return saved.detach()  # otherwise a saved result and its node would reference each other and never be freed
 
     # A compiled network would also compile the hook, for every shape.
