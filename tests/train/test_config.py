@@ -68,7 +68,8 @@ def test_a_file_of_an_earlier_version_gives_the_same_configuration(tmp_path: Pat
 )
 def test_shipped_configurations_are_valid(file: Path) -> None:
     tunes = file.stem.startswith("finetune") or file.parent.name == "networks"
-    load_config(FinetuneConfig if tunes else Config, [file], [])
+    config = load_config(FinetuneConfig, [file], []) if tunes else load_config(Config, [file], [])
+    assert (config.pipelines.gpu_views == "fused") is (file.parent.name == "cards")  # elsewhere the reference
 
 
 @pytest.mark.parametrize(

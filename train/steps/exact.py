@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 Recompute = Literal["auto", "always", "never"]
 B = TypeVar("B", bound=Sized)
 
-# For graphs. The rest is for temporary tensors, gaps between blocks and batches that the loader has yet to make; on a
-# CPU, which may kill a process that has too much, also for other processes.
-_SHARE_OF_FREE_MEMORY = {"cuda": 0.94, "cpu": 0.8}
+# Of free memory, for graphs. The rest is for temporary tensors, gaps between blocks and the loader's next batches; on
+# a CPU also for other processes, since Linux may kill one when memory ends.
+_SHARE_OF_GPU, _SHARE_OF_CPU = 0.94, 0.8
 # Of the largest embedding. Autocast with bfloat16 rounds to 0.4 %, in another order perhaps; dropout changes half.
 _RECOMPUTE_TOLERANCE = 0.05
 
@@ -180,8 +180,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
         largest = self._largest_share
         free = free_bytes(self.world) + graph_bytes  # the first graph is in memory already
         weights = sum(p.nbytes for p in self.network.parameters() if p.requires_grad)
-        usable = int(_SHARE_OF_FREE_MEMORY[self.world.device.type] * free)
-        usable -= 3 * weights  # gradients and Adam's two moments
+        share = _SHARE_OF_GPU if self.world.device.type == "cuda" else _SHARE_OF_CPU
+        usable = int(share * free) - 3 * weights  # for gradients and Adam's two moments
         # One graph at a time has to fit in any case, and the last one is used at once.
         fitting = min(max(usable // max(graph_bytes, 1), 1), largest)
         dropped = self.world.max_(torch.tensor(largest - fitting, device=self.world.device))
