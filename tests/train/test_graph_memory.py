@@ -21,9 +21,10 @@ from tests.train.tiny_step import SIDE_PX, Recompute, assert_same, buffers, exac
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def test_graph_memory_counts_each_saved_block_once_and_no_parameters() -> None:
-    weight = nn.Linear(16, 16, bias=False)
-    x, others = torch.randn(1001, 16), []
+@pytest.mark.parametrize("device", ["cpu", "meta"])  # meta: without data, and so without addresses
+def test_graph_memory_counts_each_saved_block_once_and_no_parameters(device: str) -> None:
+    weight = nn.Linear(16, 16, bias=False, device=device)
+    x, others = torch.randn(1001, 16, device=device), []
 
     def forward() -> Tensor:
         others.append(torch.empty(5000))  # as by another thread: not saved

@@ -90,17 +90,20 @@ def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> tuple
     This is the sum of the saved tensors, each memory block once and rounded up as torch does it on a GPU, without the
     network's own parameters and buffers. What other threads allocate meanwhile does not count.
     """
-    own = {tensor.untyped_storage().data_ptr() for tensor in [*network.parameters(), *network.buffers()]}
-    blocks: dict[int, int] = {}  # address -> bytes; no address is reused while the graph exists
+    seen = {tensor.untyped_storage() for tensor in [*network.parameters(), *network.buffers()]}
+    count = 0
 
     def note(saved: Tensor) -> Tensor:
+        nonlocal count
         storage = saved.untyped_storage()
-        if storage.data_ptr() not in own:
-            blocks[storage.data_ptr()] = -(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES
+        if storage not in seen:
+            seen.add(storage)
+            count += -(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES
         return saved.detach()  # otherwise a saved result and its node would reference each other and never be freed
 
     # A compiled network would also compile the hook, for every shape.
     note = torch.compiler.disable(note)  # type: ignore[no-untyped-call]
     with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
         result = forward()
-    return result, sum(blocks.values())
+    seen.clear()  # what keeps the hook must not keep the saved memory
+    return result, count
