@@ -184,8 +184,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
         usable = int(share * free) - 3 * weights  # for gradients and Adam's two moments
         # One graph at a time has to fit in any case, and the last one is used at once.
         fitting = min(max(usable // max(graph_bytes, 1), 1), largest)
-        dropped = self.world.max_(torch.tensor(largest - fitting, device=self.world.device))
-        kept = largest - int(dropped.item())
+        kept = min(self.world.gather_objects(fitting))
         message = "recompute = 'auto': keeps %d of %d graphs of %.2f GiB each, %.2f GiB free"
         log.info(message, kept, largest, graph_bytes / 2**30, free / 2**30)
         return kept
