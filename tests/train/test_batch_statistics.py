@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from peclr_dali.errors import UserError
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.steps.batch_statistics import synchronise
-from tests.train.tiny_step import Recompute, images, network, norms, run, to_double
+from tests.train.tiny_step import Operators, Recompute, exact_step, images, network, norms, run, to_double
 
 
 @pytest.mark.parametrize("recompute", ["never", "always"])
@@ -38,6 +38,26 @@ def test_running_statistics_take_one_step_towards_the_mean_over_micro_batches(re
         torch.testing.assert_close(norm.running_var, (1 - momentum) * 1.0 + momentum * variance, atol=1e-12, rtol=0)
         assert norm.num_batches_tracked == 1
         assert norm.momentum == momentum
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_counters_are_touched_once_in_a_step(recompute: Recompute) -> None:
+    """On a GPU each batch norm would launch a kernel for its own in each pass, and others to keep the old values."""
+    model, batch = network(), images(6)
+    step = exact_step(model, batch=6, micro_batch=2, recompute=recompute)
+    with Operators() as ran:
+        step(batch)
+    touching = {name: count for (name, dtype), count in ran.counts.items() if dtype == torch.int64}
+    assert touching == {"_foreach_add_": 1}
+
+
+def test_synchronised_batch_norm_counts_alike() -> None:
+    """Torch's SyncBatchNorm insists on a counter. In a single process it works on a CPU, too."""
+    plain = network()
+    synchronised: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network())  # type: ignore[no-untyped-call]
+    for model in (plain, synchronised):
+        run(model, 6, 2)
+    assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), synchronised.buffers(), strict=True))
 
 
 def test_an_exception_leaves_the_buffers_as_they_were() -> None:

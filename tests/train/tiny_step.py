@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from peclr_dali.models.config import EquivarianceConfig
 from peclr_dali.models.equivariance import build_undo
@@ -99,6 +102,19 @@ def run(
     world = world or World()
     step = exact_step(model, loss, batch=samples, micro_batch=micro_batch, recompute=recompute, world=world, **settings)
     return step(part(images(samples), step.share))
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators of the `with` block by name and type of their first tensor: ("add_", torch.int64)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[tuple[str, torch.dtype | None]] = Counter()
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        dtype = next((one.dtype for one in tree_leaves(args) if isinstance(one, Tensor)), None)
+        self.counts[operator._schema.name.removeprefix("aten::"), dtype] += 1
+        return operator(*args, **(kwargs or {}))
 
 
 def gradients(model: nn.Module) -> list[Tensor]:

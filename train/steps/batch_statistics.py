@@ -52,7 +52,8 @@ def one_momentum_step(network: nn.Module, world: World, micro_batches: int) -> I
     not changed.
 
     During the block the momentum is 1, so that after a pass the buffers hold the statistics of this pass. So the
-    forward pass needs no hook and may be compiled, and nothing waits for the GPU.
+    forward pass needs no hook and may be compiled, and nothing waits for the GPU. The modules have no counters
+    meanwhile: on a GPU, each pass would launch a kernel for each of them.
 
     `micro_batches` is the number of counted passes over all ranks.
 
@@ -65,32 +66,29 @@ def one_momentum_step(network: nn.Module, world: World, micro_batches: int) -> I
         raise ValueError("a batch norm has momentum None, expected a number")
     means = [m.running_mean for m in modules if m.running_mean is not None]
     variances = [m.running_var for m in modules if m.running_var is not None]
-    counters = [m.num_batches_tracked for m in modules if m.num_batches_tracked is not None]
+    counters = [module.num_batches_tracked for module in modules]
     if not modules:
         yield lambda: None
         return
 
     buffers = means + variances
-    before = [buffer.clone() for buffer in buffers]
-    counters_before = [counter.clone() for counter in counters]
-    sums = [torch.zeros_like(buffer) for buffer in buffers]
-
-    def restore() -> None:
-        torch._foreach_copy_(buffers, before)
-        torch._foreach_copy_(counters, counters_before)
-
+    before, sums = ([torch.empty_like(buffer) for buffer in buffers] for _ in range(2))
+    torch._foreach_copy_(before, buffers)
+    torch._foreach_zero_(sums)
     try:
         for module in modules:
             module.momentum = 1.0
+            # SyncBatchNorm insists on a counter; one on the CPU launches nothing.
+            module.num_batches_tracked = torch.tensor(0) if isinstance(module, nn.SyncBatchNorm) else None
         yield lambda: torch._foreach_add_(sums, buffers)
         world.sum_in_buckets_(sums)
         torch._foreach_div_(sums, micro_batches)
-        restore()
+        torch._foreach_copy_(buffers, before)
         torch._foreach_lerp_(buffers, sums, momenta * 2)
-        torch._foreach_add_(counters, 1)
+        torch._foreach_add_([counter for counter in counters if counter is not None], 1)
     except BaseException:
-        restore()
+        torch._foreach_copy_(buffers, before)
         raise
     finally:
-        for module, momentum in zip(modules, momenta, strict=True):
-            module.momentum = momentum
+        for module, momentum, counter in zip(modules, momenta, counters, strict=True):
+            module.momentum, module.num_batches_tracked = momentum, counter
