@@ -101,7 +101,9 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     def gradient(self, batch: Batch) -> PoseStepResult:
         """The gradient of the L1 losses."""
-        return self._step(batch, self._labels.of_view(batch.views[0], batch.samples, self.config.pose, self.dtype))
+        targets = self._labels.of_view(batch.views[0], batch.samples, self.config.pose, self.dtype)
+        with self.casts_once():
+            return self._step(batch, targets)
 
     def figures(self, result: PoseStepResult) -> dict[str, float]:
         """The parts of the loss."""

@@ -94,7 +94,8 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     def gradient(self, batch: Batch) -> StepResult:
         """The exact gradient of the loss."""
-        return self.exact(batch)
+        with self.casts_once():
+            return self.exact(batch)
 
     def figures(self, result: StepResult) -> dict[str, float]:
         """The health of the embeddings, and the parts of the loss."""

@@ -201,9 +201,10 @@ class StepBench:
         train, exact = self._config.train, self.state.exact
         self.state.network.zero_grad()
         count = train.batch // train.micro_batch
-        for start in range(0, train.batch, train.micro_batch):
-            loss = exact.loss(exact.embed(batch, slice(start, start + train.micro_batch))) / count
-            self.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        with self.state.casts_once():
+            for start in range(0, train.batch, train.micro_batch):
+                loss = exact.loss(exact.embed(batch, slice(start, start + train.micro_batch))) / count
+                self.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _with_gradient(self, gradient: Callable[[Batch], object]) -> Callable[[Batch], object]:
         """The optimiser step with another function for the gradient."""

@@ -94,6 +94,13 @@ class TrainingState(ABC, Generic[N, R]):
     def gradient(self, batch: Batch) -> R:
         """Write the gradient of a global batch to `.grad`, scaled by the scaler. `batch` is this rank's share."""
 
+    def casts_once(self) -> torch.autocast:
+        """In the `with` block, autocast casts each weight once, for all micro-batches; do not change weights in it.
+
+        Autocast itself is not switched on. It forgets its casts where its outermost block ends, and this is one.
+        """
+        return torch.autocast(self.world.device.type, enabled=False)
+
     @abstractmethod
     def figures(self, result: R) -> dict[str, float]:
         """The figures in a row of metrics besides the loss. Waits for the device; called on rank 0 only."""
