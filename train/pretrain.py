@@ -102,7 +102,9 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         of_loss, of_all = self.config.loss.parts(result.embeddings), health(result.embeddings)._asdict()
         if same := of_loss.keys() & of_all.keys():
             raise ValueError(f"parts of the loss {self.config.loss.title!r} are named as other figures: {sorted(same)}")
-        return {name: figure.item() for name, figure in (of_all | of_loss).items()}
+        figures = of_all | of_loss
+        read = torch.stack([figure.double() for figure in figures.values()]).tolist()  # waits for the device once
+        return dict(zip(figures, read, strict=True))
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
         """Log sizes, backend and optimiser, and the sources' rows of a batch if there are several."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch.nn import functional as F
@@ -84,3 +86,25 @@ def test_a_loss_of_ones_own_trains(images: Path, tmp_path: Path, monkeypatch: py
         pretrain(config, "auto")  # has finished
         with pytest.raises(UserError, match=r"loss\.power: was 2\.0, is now 1\.5"):
             pretrain(dataclasses.replace(config, loss=Distance()), "auto")
+
+
+def test_a_row_of_metrics_waits_twice(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the loss, which decides on every rank if the run goes on, and for all other figures together."""
+    reads: list[str] = []
+
+    def recorded(name: str) -> Callable[[Tensor], Any]:
+        read = getattr(torch.Tensor, name)
+
+        def record(tensor: Tensor) -> Any:
+            if tensor.is_floating_point():
+                reads.append(name)
+            return read(tensor)
+
+        return record
+
+    for name in ("item", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, recorded(name))
+    settings = ["loss.name=vicreg", "train.epochs=1", "train.recompute=never", "run.log_every=1"]
+    with narrow_resnet18():
+        pretrain(load_config(Config, [], tiny_run.settings(images, tmp_path / "run", *settings)))
+    assert reads == ["item", "tolist"] * 2

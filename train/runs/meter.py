@@ -110,7 +110,7 @@ class Meter:
         self._waiting, self._steps, self._since = Stopwatch(), 0, time.perf_counter()
         self._straggler = Straggler()
         self._error: OSError | None = None
-        self._lr = state.lr
+        self._lr, self._loss = state.lr, math.nan
 
     def __enter__(self) -> Meter:
         return self
@@ -150,7 +150,10 @@ class Meter:
             yield batch
 
     def after_step(self, batch: Batch, result: Result, *, log_now: bool) -> None:
-        """Count a step. With `log_now`, write a row of metrics, which waits for the device."""
+        """Count a step. With `log_now`, write a row of metrics, which waits for the device.
+
+        The row has the loss that `require_finite_loss` has read.
+        """
         self._steps += 1
         step = self._state.steps_done
         if self._samples is not None:
@@ -169,7 +172,7 @@ class Meter:
             row = {
                 "step": step,
                 "epoch": step / (self._state.total_steps / self._config.train.epochs),
-                "loss": result.loss.item(),
+                "loss": self._loss,
                 "lr": self._lr,
                 "images_per_s": self._steps * self._config.train.batch / elapsed_s,
                 "wait_share": waited_s / elapsed_s,
@@ -213,9 +216,9 @@ class Meter:
 
     def require_finite_loss(self, result: Result) -> None:
         """Raise a `UserError` if the loss is not finite; it is the same on all ranks."""
-        loss = result.loss.item()
-        if not math.isfinite(loss):
-            raise self._diverged(f"the loss is {loss}", self._lr)
+        self._loss = result.loss.item()
+        if not math.isfinite(self._loss):
+            raise self._diverged(f"the loss is {self._loss}", self._lr)
 
     def require_finite_weights(self) -> None:
         """Raise a `UserError` if a weight is not finite. Such weights are never saved."""
