@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
+from torch import nn
 
 from peclr_dali.models.losses.loss import Loss
 from peclr_dali.models.losses.nt_xent import NTXent
 from peclr_dali.models.losses.vicreg import VICReg
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.samples.shares import micro_batch_share
-from peclr_dali.train.distributed.world import World, described_world, joined
+from peclr_dali.train.distributed.world import World, buckets, described_world, joined
+from peclr_dali.train.steps import micro_batches
 from peclr_dali.train.steps.batch_statistics import synchronise
 from tests.train import ranks
 from tests.train.tiny_step import (
@@ -115,6 +119,27 @@ def test_the_number_of_kept_graphs_changes_no_bit(world_size: int, tmp_path: Pat
         assert [difference for _, difference, _ in outcomes] == [0, 0, None, 0]
         for _, _, tensors in outcomes[1:]:
             assert all(torch.equal(ours, first) for ours, first in zip(tensors, outcomes[0][2], strict=True))
+
+
+def test_sums_over_ranks_begin_during_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In buckets of one parameter, the last first. The first layer's wait for one that the network does not use."""
+    happened: list[object] = []
+
+    def begin(world: World, gradients: list[torch.Tensor]) -> Callable[[], None]:
+        happened.extend(name for name, p in model.named_parameters() if p.grad is gradients[0])
+        return lambda: happened.append("end")
+
+    monkeypatch.setattr(World, "begin_sum_", begin)
+    monkeypatch.setattr(micro_batches, "buckets", partial(buckets, bucket_bytes=1))
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1), nn.Linear(1, 1))
+    model[0].register_parameter("unused", nn.Parameter(torch.ones(1)))
+    model[1].register_full_backward_pre_hook(lambda *_: happened.append("second layer"))
+    step = micro_batches.MicroBatchStep(model, batch=4, micro_batch=2, world=World(0, 2))
+    step.backward(model(torch.ones(2, 1)).sum(), last=False)
+    assert happened == ["second layer"]
+    step.backward(model(torch.ones(2, 1)).sum(), last=True)
+    step.sum_gradients()
+    assert happened[1:] == ["2.bias", "2.weight", "second layer", "1.bias", "1.weight", "0.weight", *["end"] * 5]
 
 
 def one_synchronised_rank(folder: str) -> None:

@@ -8,7 +8,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -34,6 +34,9 @@ from peclr_dali.train.distributed.rendezvous import (
 )
 
 T = TypeVar("T")
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
+
+BUCKET_BYTES = 32 * 2**20
 
 log = logging.getLogger(__name__)
 
@@ -142,21 +145,40 @@ class World:
         everything.narrow(dim, share.start, len(share)).copy_(local.detach())
         return self.sum_(everything)  # exact, since only one number of each sum is not zero
 
-    def sum_in_buckets_(self, tensors: list[Tensor], bucket_bytes: int = 32 * 2**20) -> None:
+    def sum_in_buckets_(self, tensors: list[Tensor], bucket_bytes: int = BUCKET_BYTES) -> None:
         """Sum tensors over ranks, in place. Tensors are packed into buckets, so that there are few collectives.
 
         All ranks must pass tensors of the same shapes and dtypes in the same order.
         """
-        if self.world_size == 1:
-            return
-        bucket: list[Tensor] = []
-        for tensor, following in zip(tensors, [*tensors[1:], None], strict=True):
-            bucket.append(tensor)
-            if following is None or following.dtype != tensor.dtype or sum(t.nbytes for t in bucket) >= bucket_bytes:
-                flat = self.sum_(torch.cat([t.reshape(-1) for t in bucket]))
-                parts = torch.split(flat, [t.numel() for t in bucket])
-                torch._foreach_copy_(bucket, [part.view(t.shape) for part, t in zip(parts, bucket, strict=True)])
-                bucket = []
+        for bucket in buckets(tensors, bucket_bytes) if self.world_size > 1 else ():
+            self.begin_sum_(bucket)()
+
+    def begin_sum_(self, bucket: list[Tensor]) -> Callable[[], None]:
+        """Begin to sum tensors of one dtype over ranks, in place. Returns the function that ends it.
+
+        All ranks must begin the same sums in the same order.
+        """
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        with self._exchange():
+            work = dist.all_reduce(flat, group=_cpu_group() if flat.device.type == "cpu" else None, async_op=True)
+
+        def end() -> None:
+            with self._exchange():
+                work.wait()  # on a GPU, the current stream waits, and not the host
+            parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+            torch._foreach_copy_(bucket, [part.view(t.shape) for part, t in zip(parts, bucket, strict=True)])
+
+        return end
+
+
+def buckets(tensors: Sequence[AnyTensor], bucket_bytes: int = BUCKET_BYTES) -> Iterator[list[AnyTensor]]:
+    """Split tensors into lists of one dtype and at least so many bytes each, but for the last of a dtype."""
+    bucket: list[AnyTensor] = []
+    for tensor, following in zip(tensors, [*tensors[1:], None], strict=False):
+        bucket.append(tensor)
+        if following is None or following.dtype != tensor.dtype or sum(t.nbytes for t in bucket) >= bucket_bytes:
+            yield bucket
+            bucket = []
 
 
 def _cpu_group() -> ProcessGroup | None:

@@ -97,7 +97,8 @@ class PoseStep(MicroBatchStep):
                     loss, losses = self._losses(batch.views[0].image[rows], targets[rows])
                     add_statistics()
                     mean = loss / micro_batches
-                    (mean if self.scaler is None else self.scaler.scale(mean)).backward()  # type: ignore[no-untyped-call]
+                    scaled = mean if self.scaler is None else self.scaler.scale(mean)
+                    self.backward(scaled, last=rows is rows_of_each[-1])
                     total += torch.stack([part.detach().to(total.dtype) for part in (loss, *losses)]) / micro_batches
             self.sum_gradients()
         self.world.sum_(total)

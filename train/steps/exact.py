@@ -133,7 +133,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
                 for rows in reversed(micro_batches):
                     first = embedded.pop()
                     embedding = first if first.requires_grad else self.embed(batch, rows)
-                    torch.autograd.backward([embedding], [gradient[:, rows]])
+                    self.backward(embedding, gradient[:, rows], last=rows is micro_batches[0])
                     if not first.requires_grad:
                         changes.append((embedding.detach() - first).abs().amax())
             self.sum_gradients()

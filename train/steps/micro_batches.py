@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from peclr_dali.pipelines.samples.shares import micro_batch_share
-from peclr_dali.train.distributed.world import World
+from peclr_dali.train.distributed.world import World, buckets
 from peclr_dali.train.steps.stopwatch import Stopwatch
 
 
@@ -42,6 +44,7 @@ class MicroBatchStep:
     world: World = field(default_factory=World)
     share: range = field(init=False)
     own_work: Stopwatch = field(init=False, default_factory=Stopwatch)
+    _sums: list[Callable[[], None]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         world = self.world
@@ -65,6 +68,43 @@ class MicroBatchStep:
             parameter.grad = None
         return [slice(start, start + self.micro_batch) for start in range(0, len(batch), self.micro_batch)]
 
+    def backward(self, result: Tensor, gradient: Tensor | None = None, *, last: bool) -> None:
+        """Add a micro-batch's gradient to `.grad`, given that of its result; None if the result is the loss.
+
+        The step's last call begins the sums over ranks, which `sum_gradients` ends.
+        """
+        is_shared = last and self.world.world_size > 1
+        summed = [p for p in self.network.parameters() if p.requires_grad] if is_shared else []
+        with begun_sums(self.world, summed) as self._sums:
+            torch.autograd.backward(result, gradient)
+
     def sum_gradients(self) -> None:
-        """Sum the gradients over all ranks."""
-        self.world.sum_in_buckets_([p.grad for p in self.network.parameters() if p.grad is not None])
+        """End the sums of the gradients over all ranks."""
+        for end in self._sums:
+            end()
+
+
+@contextmanager
+def begun_sums(world: World, parameters: Sequence[nn.Parameter]) -> Iterator[list[Callable[[], None]]]:
+    """Begin to sum gradients over ranks while the backward pass in the `with` block computes the rest of them.
+
+    Each bucket begins when its gradients are there, on all ranks in the same order: the last parameters come first, as
+    in the backward pass. Yields the functions that end the sums.
+    """
+    left = [*buckets(parameters)][::-1]
+    there: set[Tensor] = set()
+    ends: list[Callable[[], None]] = []
+
+    def begin(*new: Tensor) -> None:
+        there.update(new)
+        while left and there.issuperset(left[0]):
+            if gradients := [p.grad for p in left.pop(0) if p.grad is not None]:
+                ends.append(world.begin_sum_(gradients))
+
+    hooks = [p.register_post_accumulate_grad_hook(begin) for p in parameters]  # type: ignore[no-untyped-call]
+    try:
+        yield ends
+    finally:
+        for hook in hooks:
+            hook.remove()
+    begin(*parameters)  # also of those that the network does not use

@@ -25,6 +25,7 @@ from peclr_dali.errors.refused import is_transient
 from peclr_dali.train.distributed.rendezvous import Peers, connect, meet, name_interface
 from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.runs.meter import RankTime, Straggler, slowest_rank
+from peclr_dali.train.steps.micro_batches import begun_sums
 from tests.train import ranks, tiny_run
 
 
@@ -220,7 +221,7 @@ def _steps(what: str) -> None:
     def patient(store: Store, rank: int, world_size: int, mine: str, timeout_s: float) -> list[str]:
         return meet(store, rank, world_size, mine, 300.0)
 
-    world = described_world("cpu")
+    world, layer = described_world("cpu"), torch.nn.Linear(1, 1)
     try:
         with patch("peclr_dali.train.distributed.world.meet", patient), joined(world, LIMIT_S):
             for step in range(10**6):
@@ -228,7 +229,10 @@ def _steps(what: str) -> None:
                     if what == "hangs":
                         time.sleep(1000)
                     os.kill(os.getpid(), {"stops": signal.SIGSTOP, "dies": signal.SIGKILL}[what])
-                world.sum_(torch.ones(1))
+                with begun_sums(world, [*layer.parameters()]) as ends:
+                    layer(torch.ones(1)).backward()
+                for end in ends:
+                    end()
     except ReportedByAnotherRank:
         sys.exit(2)
     except UserError as error:
