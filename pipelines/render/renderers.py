@@ -43,6 +43,14 @@ class Renderer(ABC):
             A function that waits until the views are finished; call it before reading them.
         """
 
+    def _finish(self, outputs: Outputs) -> Callable[[], None]:
+        """The result of `write`, when the work on DALI's outputs is queued on the GPU's current stream."""
+        if self._settings.device == "cpu":
+            return lambda: None
+        finished = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # waiting leaves the core to others
+        finished.record()  # type: ignore[no-untyped-call]
+        return partial(_wait, finished, outputs)
+
     def close(self) -> None:  # noqa: B027  most have nothing to free
         """Free threads and memory."""
 
@@ -70,7 +78,7 @@ class DaliViews(Renderer):
         return view_pipeline(self._settings, self._augmentations, chunks)
 
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
-        """See `Renderer`. The views are finished when this returns."""
+        """See `Renderer`. On a GPU, the copies run on the current stream."""
         for number, (view, draws, of_view) in enumerate(zip(views, plan.draws, self._augmentations, strict=True)):
             image, matrix, source_to_view_px = outputs[3 * number : 3 * number + 3]
             view.image.copy_(from_dlpack(image.as_tensor()).permute(0, 3, 1, 2))
@@ -78,10 +86,7 @@ class DaliViews(Renderer):
             view.matrix.copy_(torch.from_numpy(np.asarray(matrix.as_tensor())))
             view.source_to_view_px.copy_(torch.from_numpy(np.asarray(source_to_view_px.as_tensor())))
             apply_appearance(view.image.permute(0, 2, 3, 1), draws, of_view.appearance)
-        if self._settings.device == "gpu":
-            # Until the copy is finished, DALI must not reuse its memory and the consumer must not read the batch.
-            torch.cuda.current_stream().synchronize()
-        return lambda: None
+        return self._finish(outputs)
 
 
 class CpuViews(Renderer):
@@ -133,15 +138,11 @@ class FusedViews(Renderer):
         self._make_views(address, plan, self._augmentations, pixels)
         for of_view, draws, augmentation in zip(pixels, plan.draws, self._augmentations, strict=True):
             apply_appearance(of_view, draws, augmentation.appearance)
-        if self._settings.device == "cpu":  # in tests
-            return lambda: None
-        finished = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        finished.record(torch.cuda.current_stream(pixels[0].device))  # type: ignore[no-untyped-call]
-        return partial(_wait, finished, images)
+        return self._finish(outputs)
 
 
-def _wait(finished: torch.cuda.Event, images: Any) -> None:
-    """Wait until a GPU has made the views. `images` are held until then, since its kernel reads their memory."""
+def _wait(finished: torch.cuda.Event, outputs: Outputs) -> None:
+    """Wait until a GPU has made the views. `outputs` are held until then, since it reads their memory."""
     finished.synchronize()
 
 

@@ -5,8 +5,10 @@ Without a GPU only the placement of the nodes can be shown.
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 import torch
 from nvidia.dali import Pipeline
 
-from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline, view_pipeline
 from peclr_dali.pipelines.render.renderers import CpuViews, DaliViews, FusedViews, make_renderer
@@ -105,6 +107,28 @@ def test_the_kernel_is_chosen_on_a_gpu_only(
     made = make_renderer(choose_settings(folder, config, torch.device(device), rows=4), [SMALL])
     assert type(made) is made_by
     made.close()
+
+
+def test_the_graphs_views_are_waited_for_later_and_without_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI's outputs are held until then: its executor reuses the memory of an output to which nothing refers."""
+    event = Mock()
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    image, matrix = Mock(), Mock()
+    image.as_tensor.return_value = np.full((2, 4, 4, 3), 7, np.uint8)
+    matrix.as_tensor.return_value = np.ones((2, 2, 3), np.float32)
+    view = View(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, 2, 3), torch.zeros(2, 2, 3))
+    held = weakref.ref(image)
+    made = DaliViews(settings_of(2, device="gpu"), [SMALL])
+    finish = made.write((image, matrix, matrix), Mock(draws=[None]), [view])
+    event.assert_called_once_with(blocking=True)
+    event.return_value.record.assert_called_once_with()
+    event.return_value.synchronize.assert_not_called()
+    del image
+    assert held() is not None
+    finish()
+    event.return_value.synchronize.assert_called_once_with()
+    assert (view.image == 7).all()
+    assert (view.matrix == 1).all()
 
 
 @pytest.mark.gpu
