@@ -27,6 +27,7 @@ from peclr_dali.train.pose.pose_step import PoseStep, PoseStepResult
 from peclr_dali.train.pose.validation import Validation, best_of, load_validation, validate
 from peclr_dali.train.runs.checkpoint import not_written
 from peclr_dali.train.runs.folder import Resume, RunFolder
+from peclr_dali.train.steps.training_state import compiled
 from peclr_dali.train.trainer import Task, Trainer
 from peclr_dali.train.weights.starting_weights import start_pose_network
 
@@ -70,6 +71,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             batch=train.batch,
             micro_batch=train.micro_batch,
             autocast_dtype=self.autocast_dtype,
+            own_gradients=train.compile == "reduce-overhead",
             scaler=self.scaler,
             world=world,
         )
@@ -191,8 +193,8 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 def _forward_of(network: PoseNetwork, train: FinetuneTrainConfig) -> Callable[[Tensor, Tensor], PoseOutput]:
     """The forward pass of a step. A frozen encoder needs no graph."""
     if not train.frozen:
-        return torch.compile(network) if train.compile else network
-    encoder = torch.compile(network.encoder) if train.compile else network.encoder
+        return compiled(network, train.compile)
+    encoder = compiled(network.encoder, train.compile)
 
     def forward(image: Tensor, intrinsics: Tensor) -> PoseOutput:
         with torch.no_grad():

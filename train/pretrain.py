@@ -26,6 +26,7 @@ from peclr_dali.train.runs.pictures import save_loss
 from peclr_dali.train.steps.batch_statistics import synchronise
 from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views
 from peclr_dali.train.steps.optim import Lars, build_optimizer, describe
+from peclr_dali.train.steps.training_state import compiled
 from peclr_dali.train.trainer import Task, Trainer
 
 log = logging.getLogger(__name__)
@@ -57,9 +58,10 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         if train.sync_batch_norm:
             synchronise(self.network, world, batch=train.batch, micro_batch=train.micro_batch)
         self._norm_ranks = world.world_size if train.sync_batch_norm else 1
+        forward, replayed = compiled(self.network, train.compile), train.compile == "reduce-overhead"
         embed = partial(
             embed_views,
-            torch.compile(self.network) if train.compile else self.network,
+            (lambda image: forward(image).clone()) if replayed else forward,  # the next replay overwrites the result
             build_undo(config.equivariance, config.geometry.side_px),
             autocast_dtype=self.autocast_dtype,
         )
@@ -70,6 +72,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             batch=train.batch,
             micro_batch=train.micro_batch,
             recompute=train.recompute,
+            own_gradients=replayed,
             scaler=self.scaler,
             world=world,
         )

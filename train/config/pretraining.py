@@ -68,7 +68,8 @@ class StepsConfig:
             mantissa) by default. Trained networks (predict, evaluate, validation) run in fp32 without TF32, unless
             another precision than "auto" is set.
         device: "auto" uses a GPU if there is one.
-        compile: torch.compile the network.
+        compile: torch.compile the network. "reduce-overhead" also replays its kernels as CUDA graphs, so that the CPU
+            starts few of them; it has not been tried on a GPU yet, and changes nothing on a CPU.
         channels_last: keep the network's tensors channels-last.
         threads: CPU threads of torch. Unset: torch's choice for one process, else the process's share of the cores.
     """
@@ -78,7 +79,7 @@ class StepsConfig:
     micro_batch: Count = 128
     precision: Literal["auto", "fp64", "fp32", "bf16", "fp16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    compile: bool = False
+    compile: Literal[False, True, "reduce-overhead"] = False
     channels_last: bool = True
     threads: Threads | None = None
 

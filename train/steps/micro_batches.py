@@ -27,6 +27,8 @@ class MicroBatchStep:
         batch: number of samples in a global batch.
         micro_batch: number of samples that go through the network together; divides `batch`.
         scaler: scales the gradients, which the caller unscales (fp16).
+        own_gradients: sum into memory of its own. By default `.grad` is the first micro-batch's gradient itself, which
+            the network must not overwrite then, as CUDA graphs do when they are replayed.
         world: rank and device of this process.
         share: the positions within the global batch that this rank's batches hold.
         own_work: stopwatch of this rank's own work, without waiting for other ranks.
@@ -41,6 +43,7 @@ class MicroBatchStep:
     batch: int
     micro_batch: int
     scaler: GradScaler | None = None
+    own_gradients: bool = False
     world: World = field(default_factory=World)
     share: range = field(init=False)
     own_work: Stopwatch = field(init=False, default_factory=Stopwatch)
@@ -65,7 +68,8 @@ class MicroBatchStep:
                 f"the step's batch, and micro_batch = {self.micro_batch}"
             )
         for parameter in self.network.parameters():
-            parameter.grad = None
+            own = self.own_gradients and parameter.requires_grad
+            parameter.grad = torch.zeros_like(parameter) if own else None
         return [slice(start, start + self.micro_batch) for start in range(0, len(batch), self.micro_batch)]
 
     def backward(self, result: Tensor, gradient: Tensor | None = None, *, last: bool) -> None:

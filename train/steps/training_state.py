@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ class Result(Protocol):
 
 N = TypeVar("N", bound=nn.Module)
 R = TypeVar("R", bound=Result)
+M = TypeVar("M", bound=nn.Module)
 
 
 class TrainingState(ABC, Generic[N, R]):
@@ -150,6 +151,11 @@ class TrainingState(ABC, Generic[N, R]):
         self.scheduler.load_state_dict(saved["scheduler"])
         if self.steps_done < 0 or self.scheduler.last_epoch != self.steps_done:
             raise ValueError(f"step {self.steps_done}, but {self.scheduler.last_epoch} steps of the learning rate")
+
+
+def compiled(network: M, how: bool | str) -> M:
+    """The network as `train.compile` wants it. CUDA graphs overwrite earlier results, gradients among them."""
+    return cast(M, torch.compile(network, mode=None if how is True else how)) if how else network
 
 
 def resolve_precision(config: Config | FinetuneConfig, device: torch.device) -> str:
