@@ -34,7 +34,7 @@ from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.distributed.world import World, described_world
 from peclr_dali.train.pretrain import Pretraining
 from peclr_dali.train.steps.stopwatch import Stopwatch
-from peclr_dali.train.trainer import set_threads
+from peclr_dali.train.trainer import before_the_loader, set_threads
 
 _CACHED: Final = 2
 """Batches in memory that are used in turn."""
@@ -135,7 +135,8 @@ class StepBench:
             "gradient": self.steps(self.state.gradient),
             "averaged": self.steps(self._with_gradient(self._averaged)),
         }
-        found = measure_in_rounds(list(ways.values()), self._rounds, progress)
+        with before_the_loader(self.world.device):  # as in a run
+            found = measure_in_rounds(list(ways.values()), self._rounds, progress)
         rates = dict(zip(ways, found, strict=True))
         return {
             "precision": self.state.precision,

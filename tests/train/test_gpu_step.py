@@ -20,6 +20,7 @@ from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import Pretraining
 from peclr_dali.train.steps.exact import StepResult
 from peclr_dali.train.steps.memory import free_bytes
+from peclr_dali.train.trainer import before_the_loader
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
@@ -126,6 +127,15 @@ def test_a_step_does_not_wait_for_the_gpu(precision: str, recompute: str) -> Non
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert math.isfinite(float(result.loss))
+
+
+def test_the_step_goes_before_the_loader() -> None:
+    outside = torch.cuda.current_stream(GPU)
+    with before_the_loader(GPU):
+        assert torch.cuda.current_stream(GPU).priority < torch.cuda.Stream(GPU).priority  # type: ignore[no-untyped-call]
+        result = state().exact(batch())
+    assert torch.cuda.current_stream(GPU) == outside
+    assert_close(result, state().exact(batch()), loss=1e-5, embeddings=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
