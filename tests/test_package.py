@@ -22,6 +22,8 @@ from tests.test_structure import MODULES
 from tests.train.tiny_run import write_images
 
 ROOT = Path(__file__).parents[1]
+FILES = ("py.typed", "configs/cards/a100.toml", "train/report/page.html", "bench/gpu/card/driver.c")
+"""Some of the package that are not Python."""
 REQUIRES = [
     "numpy>=2.1",
     "matplotlib>=3.10; extra == 'all'",
@@ -47,7 +49,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         commands = archive.read(f"peclr_dali-{peclr_dali.__version__}.dist-info/entry_points.txt").decode()
     assert {name.split("/")[0] for name in names} == {"peclr_dali", f"peclr_dali-{peclr_dali.__version__}.dist-info"}
     assert {f"peclr_dali/{file.relative_to(PACKAGE)}" for file in MODULES} <= names
-    assert {f"peclr_dali/{name}" for name in ("py.typed", "configs/cards/a100.toml", "train/report/page.html")} <= names
+    assert {f"peclr_dali/{name}" for name in FILES} <= names
     assert {f"peclr_dali/networks/{file.name}" for file in (ROOT / "networks").glob("*.safetensors")} <= names
     assert not [name for name in names if re.search("results/|__pycache__|/tests/|jsonl", name)]
     assert "peclr-dali = peclr_dali.__main__:run" in commands
