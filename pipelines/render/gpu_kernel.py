@@ -163,7 +163,9 @@ def _make_pixels(
 
     red = tl.full([pixels], 0.0, tl.float32)
     green, blue = red, red
-    for down_px in range(1 << halvings):  # all pixels of the square that halving makes one pixel of
+    # All pixels of the square that halving makes one pixel of. Triton's interpreter takes no tensor for `range`.
+    down_px = 0
+    while down_px < 1 << halvings:
         upper_px, lower_px = (upper << halvings) + down_px, (lower << halvings) + down_px
         if edge:
             less_px = _beyond_edge(down_px, height, halvings)
@@ -171,7 +173,8 @@ def _make_pixels(
             lower_px -= tl.where(lower == last_row, less_px, 0)
         in_upper, in_lower = (upper_px >= 0) & (upper_px < height), (lower_px >= 0) & (lower_px < height)
         upper_at, lower_at = 3 * width * upper_px, 3 * width * lower_px
-        for across_px in range(1 << halvings):
+        across_px = 0
+        while across_px < 1 << halvings:
             left_px, right_px = (left << halvings) + across_px, (right << halvings) + across_px
             if edge:
                 less_px = _beyond_edge(across_px, width, halvings)
@@ -191,6 +194,8 @@ def _make_pixels(
             red, green, blue = _add(
                 red, green, blue, lower_right, image + (lower_at + right_at), in_lower & in_right, fill
             )
+            across_px += 1
+        down_px += 1
     share = 1.0 / (1 << (2 * halvings)).to(tl.float32)
     red, green, blue = red * share, green * share, blue * share
     if jitter == "hsv":
@@ -223,9 +228,10 @@ def _beyond_edge(at: tl.tensor, size: tl.tensor, halvings: tl.tensor) -> tl.tens
     """
     last = (size - 1) & ((1 << halvings) - 1)
     less = at * 0
-    for done in range(halvings):
-        level = halvings - 1 - done
+    level = halvings - 1
+    while level >= 0:
         less += tl.where(((at - less) >> level) > (last >> level), 1 << level, 0)
+        level -= 1
     return less
 
 

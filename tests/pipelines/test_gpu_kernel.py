@@ -69,17 +69,10 @@ def kernel() -> Iterator[ModuleType]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch_tensor_too(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())  # for NumPy 2.4
-
     with knobs.runtime.scope():
         knobs.runtime.interpret = True
         spec.loader.exec_module(module)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter, "_patch_lang_tensor", patch_tensor_too)
         # Triton would patch its whole language again for every call of a function in the kernel.
         patch.setattr(interpreter.InterpretedFunction, "__call__", lambda self, *given: self.rewrite()(*given))
         patch.setattr(module, "_PIXELS_AT_ONCE", 1024)

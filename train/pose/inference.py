@@ -16,6 +16,7 @@ from peclr_dali.models.pose import PoseNetwork, view_intrinsics
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
+from peclr_dali.pipelines.to_device import to_device
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
@@ -143,7 +144,7 @@ def estimate_poses(
         with canonical_loader(index, np.arange(count), each, config, world, rotation_deg) as loader:
             for step, made in enumerate(loader):
                 view = made.to(world.device).views[0]
-                source = torch.from_numpy(intrinsics[made.samples.numpy()]).to(world.device, dtype)
+                source = to_device(intrinsics[made.samples.numpy()], world.device).to(dtype)
                 of_view = view_intrinsics(source, view.source_to_view_px)  # not in 16 bits
                 with inference(world.device, autocast_dtype):
                     output = network(view.image, of_view)
@@ -161,7 +162,7 @@ def estimate_poses(
 
     together(world, estimate_share)
     for table in (samples, keypoints_px, joints, matrices):
-        table.copy_(world.sum_(table.to(world.device)))  # exact, since only one number of each sum is not zero
+        world.sum_(table)  # exact, since only one number of each sum is not zero
     side_px = config.geometry.side_px
     found, in_px, in_3d, affine = (table[:count].numpy() for table in (samples, keypoints_px, joints, matrices))
     mirrored = index.mirrored[found]

@@ -225,6 +225,9 @@ class CardTensor(Tensor):
         """The numbers, for which the host waits."""
         return self.cpu().tolist()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.cpu().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
     def data_ptr(self) -> int:
         """The host's address."""
         return self.behind.data_ptr()
