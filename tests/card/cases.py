@@ -20,7 +20,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.dlpack import from_dlpack
 
 from peclr_dali.bench.gpu.card.card import Card, CardTensor, card
@@ -37,7 +36,7 @@ from peclr_dali.train.pretrain import Pretraining, pretrain
 from peclr_dali.train.runs.checkpoint import Checkpoints, snapshot
 from peclr_dali.train.steps.exact import ExactStep
 from tests.command_line import run_cli
-from tests.train import tiny_hands, tiny_run
+from tests.train import tiny_hands, tiny_run, tiny_step
 from tests.train.narrow import narrow_resnet18
 
 GPU = torch.device("cuda", 0)
@@ -131,20 +130,15 @@ def loss_on_cpu(case: Case) -> None:
         case.loss = state.step(pinned_batch()).loss.item()
 
 
-def pinned_batch(samples: int = 8) -> Batch:
-    """Soft colours and any similarity, in pinned memory."""
-    generator = torch.Generator().manual_seed(0)
+def pinned_batch() -> Batch:
+    """A batch of STEP as the loader makes it on the CPU."""
+    batch = tiny_step.images(8, SIDE_PX)
 
-    def view() -> View:
-        coarse = torch.rand(samples, 3, 8, 8, generator=generator)
-        image = (F.interpolate(coarse, size=SIDE_PX, mode="bilinear") * 255).to(torch.uint8)
-        angle_rad, scale = torch.rand(2, samples, generator=generator) + 0.5
-        cos, sin = scale * angle_rad.cos(), scale * angle_rad.sin()
-        shift = torch.rand(samples, 2, 1, generator=generator) * 0.2 - 0.1
-        matrix = torch.cat([torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2), shift], dim=2).pin_memory()
-        return View(image.contiguous(memory_format=torch.channels_last).pin_memory(), matrix, matrix)
+    def pinned(view: View) -> View:
+        image = view.image.contiguous(memory_format=torch.channels_last)
+        return View(image.pin_memory(), view.matrix.pin_memory(), view.source_to_view_px.pin_memory())
 
-    return Batch((view(), view()), torch.arange(samples), torch.arange(samples))
+    return replace(batch, views=tuple(map(pinned, batch.views)))
 
 
 RARE = ("run.log_every=100", "run.checkpoint_every=100", "run.trackers=[]")
@@ -195,7 +189,8 @@ def run_finetuning(case: Case, *overrides: str) -> None:
     settings = tiny_hands.settings(case.hands, case.out, "train.epochs=1", *RARE, "train.device=cuda", *overrides)
     with watched_loop(case), case.phase("end"):
         finetune(load_config(FinetuneConfig, [], settings))
-    for command, *words in (["predict", str(case.hands / "training" / "rgb" / "0000000?.jpg")], ["evaluate"]):
+    pictures = str(case.hands / "training" / "rgb" / "0000000?.jpg")
+    for command, *words in (("predict", pictures), ("evaluate",), ("evaluate", "--crop", "two-pass")):
         with case.phase(command):
             assert run_cli(command, str(case.out), *words, "--out", str(case.out.with_suffix(f".{command}"))) == 0
 

@@ -40,6 +40,7 @@ WAITS = {
     "train/trainer.py _take_steps": "before a validation, so that its time is not the steps'",
     "train/runs/pictures.py save_views": "the picture of the first batch",
     "train/pose/inference.py estimate_share": "a validation's or a prediction's result",
+    "train/evaluation/two_pass_crop.py predict": "a prediction's result",
     "train/probe/linear_probe.py load": "once in a run: the labels of the probe's images",
     "train/probe/linear_probe.py <listcomp>": "once in a run: the labels of the probe's images",
     "train/probe/linear_probe.py _features": "a probe's result",
@@ -52,6 +53,7 @@ OTHER_COPIES = {
     "train/steps/optim.py load_state_dict": "a checkpoint",
     "train/pose/pose_run.py load_pose_run": "a checkpoint",
     "train/pose/inference.py estimate_poses": "a checkpoint's network",
+    "train/evaluation/two_pass_crop.py estimate_in_two_passes": "a checkpoint's network",
     "train/probe/linear_probe.py _features": "a probe's images: all of them pinned would take 100 MB for a rare use",
     "train/steps/exact.py _decide": "the first step only",
 }

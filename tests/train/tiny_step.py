@@ -43,7 +43,7 @@ def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
     return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
 
 
-def images(samples: int) -> Batch:
+def images(samples: int, side_px: int = SIDE_PX) -> Batch:
     generator = torch.Generator().manual_seed(samples)
 
     def view() -> View:
@@ -51,7 +51,7 @@ def images(samples: int) -> Batch:
         cos, sin = scale * angle_rad.cos(), scale * angle_rad.sin()
         shift = torch.rand(samples, 2, 1, generator=generator) * 0.2 - 0.1
         matrix = torch.cat([torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2), shift], dim=2)
-        pixels = torch.randint(0, 256, (samples, 3, SIDE_PX, SIDE_PX), generator=generator, dtype=torch.uint8)
+        pixels = torch.randint(0, 256, (samples, 3, side_px, side_px), generator=generator, dtype=torch.uint8)
         return View(pixels, matrix, matrix)
 
     return Batch((view(), view()), torch.arange(samples), torch.arange(samples))

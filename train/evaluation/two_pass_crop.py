@@ -14,6 +14,7 @@ import torch
 from peclr_dali.errors import UserError
 from peclr_dali.models.pose import PoseNetwork, view_intrinsics
 from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.to_device import to_device
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pose.inference import Floats, Poses, Progress, inference, with_wrist
@@ -65,10 +66,10 @@ def estimate_in_two_passes(
 
     def predict(images: list[Image], crops: Floats, k: Floats) -> tuple[Floats, Floats, Image]:
         views = np.stack([_view(image, crop, side_px, origin_px) for image, crop in zip(images, crops, strict=True)])
-        in_view = view_intrinsics(torch.from_numpy(k), torch.from_numpy(crops)).float()
+        in_view = view_intrinsics(torch.from_numpy(k), torch.from_numpy(crops)).float().numpy()
         with inference(world.device):
-            pixels = torch.from_numpy(views).permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
-            output = network(pixels.to(world.device), in_view.to(world.device))
+            pixels = to_device(views, world.device).permute(0, 3, 1, 2)
+            output = network(pixels, to_device(in_view, world.device))
         return output.keypoints_px.double().cpu().numpy(), output.joints.double().cpu().numpy(), views
 
     for start in range(0, count, batch):
