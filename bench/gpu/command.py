@@ -1,4 +1,5 @@
-"""The command that runs `bench-train` and `bench-loader` on a GPU, with the settings that are shipped for cards."""
+"""The command that measures step and loader on a GPU with the settings that are shipped for cards, or estimates steps
+without one."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands.options import FOLDER, config_options, pretraining_config
+from peclr_dali.train.commands.options import FOLDER, config_options, pretraining_config, say
 
 if TYPE_CHECKING:
     from peclr_dali.bench.rows import Row
@@ -23,6 +25,9 @@ _ROOT: Final = Path(__file__).parents[2]
 OVERLAYS: Final = {"rtx_11gb": 11e9, "rtx_24gb": 24e9, "a100": None}
 """File of configs/cards/ -> bytes of memory of such a card; None: the memory of this card."""
 
+SHIPPED: Final = ("peclr_rn50", "peclr_rn152", "simclr_rn50")
+"""Files of configs/ whose steps are estimated unless others are given."""
+
 _OTHERS_SHARE: Final = 0.25
 """Share of a card's memory that torch leaves to DALI, the libraries and the driver's context."""
 
@@ -30,21 +35,31 @@ _OTHERS_SHARE: Final = 0.25
 @click.command("bench-gpu")
 @config_options
 @click.option("--out", default="runs/gpu", show_default=True, type=FOLDER, help="Folder for the rows.")
-def bench_gpu(files: Sequence[Path], overrides: Sequence[str], out: Path) -> None:
+@click.option("--estimate", is_flag=True, help="Count steps on a card of make-believe, without a GPU; time nothing.")
+def bench_gpu(files: Sequence[Path], overrides: Sequence[str], out: Path, estimate: bool) -> None:
     """Measure step and loader on this GPU with the settings that are shipped for cards, and print a table.
 
     \b
       python cli.py make-data .data/hands
       python cli.py bench-gpu --set data.root=.data/hands
       python cli.py bench-gpu -c configs/peclr_rn152.toml --set data.root=.data/hands
+      python cli.py bench-gpu --estimate
+
+    With --estimate, memory, kernels and operations of a step are counted on a card of make-believe, for six cards and
+    the three configurations of pre-training or that of -c, and the time is computed from them. It takes some minutes
+    and needs a C compiler, but no GPU and no data. Rows are in --out, in gpu_estimate.jsonl.
 
     Without -c, configs/peclr_rn50.toml is measured. On a card with more memory than the settings are for, torch may use
     only its part of the smaller memory. Weights are random. Rows for bench/results/ are written to --out. Exit code 1
     if a measurement fails; the others still run.
     """
-    files = list(files) or [_ROOT / "configs" / "peclr_rn50.toml"]
+    each = [list(files)] if files else [[_ROOT / "configs" / f"{name}.toml"] for name in SHIPPED]
+    files = each[0]
     for name in OVERLAYS:  # before anything is measured
-        pretraining_config([*files, _overlay(name)], overrides)
+        for one in each if estimate else [files]:
+            pretraining_config([*one, _overlay(name)], overrides)
+    if estimate:
+        sys.exit(1 if _estimate(each, overrides, out / "gpu_estimate.jsonl") else 0)
     import torch
 
     if not torch.cuda.is_available():
@@ -69,6 +84,31 @@ def bench_gpu(files: Sequence[Path], overrides: Sequence[str], out: Path) -> Non
         title = f"{rows[0]['machine']['gpu']}, {rows[0]['encoder']}; rows are in {out}"
         show(as_table(title, ("", *(row["overlay"] for row in rows)), table_lines(rows)))
     sys.exit(0 if len(rows) == len(OVERLAYS) else 1)
+
+
+def _estimate(configurations: Sequence[Sequence[Path]], overrides: Sequence[str], file: Path) -> int:
+    """Print a table of steps, and write a row for each configuration and card when it is found. Returns how many
+    cannot be counted."""
+    from peclr_dali.bench.gpu import estimate
+    from peclr_dali.bench.rows import append, as_table, describe_machine, require_appendable, show
+
+    require_appendable(file)
+    machine, rows, failed = describe_machine(), [], 0
+    for files, gpus in product(configurations, estimate.groups()):
+        configuration = " ".join([*(one.stem for one in files), *overrides])
+        click.echo(f"{configuration} on {' and '.join(gpu.name for gpu in gpus)}", err=True)
+        try:
+            found = estimate.figures_of(files, overrides, gpus, 1 - _OTHERS_SHARE)
+        except UserError as error:
+            say(str(error), err=True)
+            failed += 1
+            continue
+        for figures in found:
+            rows.append({"bench": "gpu_estimate", "machine": machine, "configuration": configuration, **figures})
+            append(file, rows[-1])
+    if rows:
+        show(as_table(f"A training step; rows are in {file}", estimate.HEADS, estimate.lines(rows)), estimate.EXPLAINED)
+    return failed
 
 
 def _overlay(name: str) -> Path:

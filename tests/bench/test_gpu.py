@@ -1,8 +1,14 @@
-"""`bench-gpu`, without a GPU: what it runs, with which memory, and what it makes of the rows."""
+"""`bench-gpu`, without a GPU: what it runs, with which memory, what it makes of the rows, and what it estimates."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import SimpleNamespace
@@ -10,10 +16,15 @@ from typing import Any
 
 import pytest
 
-from peclr_dali.bench.gpu.command import limited
-from peclr_dali.bench.rows import read_rows
-from tests.bench.test_documentation import step_row
-from tests.command_line import run_cli
+from peclr_dali.bench.gpu import estimate
+from peclr_dali.bench.gpu.card.environment import card_environment
+from peclr_dali.bench.gpu.command import SHIPPED, limited
+from peclr_dali.bench.gpu.estimate import Assumed, Count, Gpu, Operator
+from peclr_dali.bench.rows import read_rows, rows_of
+from peclr_dali.train.distributed.world import World
+from tests.bench.counted import profiled_peak, settled
+from tests.bench.test_documentation import RESULTS, ROOT, step_row
+from tests.command_line import as_options, run_cli
 
 SHARE = "per_process_memory_fraction"
 
@@ -83,3 +94,90 @@ def test_a_machine_without_a_gpu_is_refused(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert run_cli("bench-gpu") == 2
     assert "torch finds no GPU: check nvidia-smi" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="session")
+def environment() -> Iterator[dict[str, str]]:
+    """Of processes that have a card of make-believe."""
+    if shutil.which("gcc") is None:
+        pytest.skip("the card of make-believe needs gcc")
+    with card_environment() as variables:
+        yield variables | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture
+def counted(environment: dict[str, str]) -> Callable[[str], dict[str, int]]:
+    def run(case: str) -> dict[str, int]:
+        line = [sys.executable, "-m", "tests.bench.counted", case]
+        found: dict[str, int] = json.loads(subprocess.check_output(line, env=environment, cwd=ROOT, text=True))
+        return found
+
+    return run
+
+
+def test_a_convolution_is_counted_as_by_hand(counted: Callable[[str], dict[str, int]]) -> None:
+    """Two images of 3 x 8 x 8, four kernels of 3 x 3 x 3: 288 results of 27 products and sums, and as many for the
+    weights' gradient. In float32 the images have 1536 bytes, the weights 432, and results and their gradient 1152."""
+    assert counted("by hand") == {
+        "kernels": 6,  # convolution, ReLU, sum, the gradient 1, ReLU's gradient, the weights' gradient
+        "flop": 2 * 2 * 288 * 27,
+        "bytes": (1536 + 432 + 1152) + 2 * 1152 + (1152 + 4) + 4 + (4 + 2 * 1152) + (1152 + 1536 + 432 + 432),
+        "live_bytes": 1536 + 512 + 1536 + 512,  # images, weights, what ReLU kept, the weights' gradient
+        "peak_bytes": 1536 + 512 + 1536 + 512 + 512 + 1536 + 512,  # also the sum, its gradient, and ReLU's
+    }
+
+
+def test_kernels_of_operators_on_lists_are_those_of_torch(counted: Callable[[str], dict[str, int]]) -> None:
+    assert counted("lists") == {"two_lists": 2, "one_by_one": 100}
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_the_counted_peak_is_that_of_torchs_profiler(recompute: str, counted: Callable[[str], dict[str, int]]) -> None:
+    """Of the tensors behind the card, and of the same step on the CPU. An operator of the CPU may hold something."""
+    found = counted(recompute)
+    on_cpu = profiled_peak(*settled(World(), recompute))
+    assert found["counted"] == pytest.approx(found["behind"], rel=1e-3)
+    assert found["counted"] == pytest.approx(on_cpu, rel=1e-3)
+
+
+def test_the_time_is_the_longest_of_bytes_operations_and_kernels() -> None:
+    gpu = Gpu("Card", "a100", 1e9, bytes_per_s=100, peak_16_bit=1000, peak_32_bit=10)
+    assumed = Assumed(bandwidth_share=0.5, peak_share=0.1, kernel_s=1)
+    assert Operator(bytes=200, flop=100, kernels=3, is_16_bit=True).seconds(gpu, assumed) == 4  # 200 / (100 * 0.5)
+    assert Operator(bytes=200, flop=100, kernels=3, is_16_bit=False).seconds(gpu, assumed) == 100  # 100 / (10 * 0.1)
+    assert Operator(bytes=200, flop=100, kernels=5, is_16_bit=True).seconds(gpu, assumed) == 5
+    count = Count(operators=Counter({Operator(200, 100, 3, True): 2, Operator(500, 0, 1, True): 1}))
+    assert count.seconds(gpu, assumed) == 2 * 4 + 10
+    assert count.seconds(gpu, assumed, of_products=True) == 2 * 4
+
+
+def test_steps_are_estimated_without_a_gpu_and_what_does_not_fit_stops_no_other(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cards = (Gpu("Small", "rtx_11gb", 1e6, 1e9, 1e12, 1e12), Gpu("Card", "a100", 2.4e9, 1e9, 1e12, 1e12))
+    monkeypatch.setattr(estimate, "GPUS", cards)
+    settings = ("encoder.name=resnet18", "geometry.side_px=96", "train.batch=256", "train.micro_batch=64")
+    assert run_cli("bench-gpu", "--estimate", "--out", str(tmp_path), "-c", "simclr_rn50", *as_options(settings)) == 1
+    shown = capsys.readouterr()
+    assert "the step on Small cannot be counted: encoder.name = 'resnet18': the network needs" in shown.err
+    assert "nothing was timed on a card" in shown.out
+    (row,) = read_rows(tmp_path / "gpu_estimate.jsonl")
+    assert (row["gpu"], row["overlay"], row["precision"]) == ("Card", "a100", "bf16")
+    assert row["graphs"] == 4
+    assert row["graphs_kept"] < 4  # memory decides, as on a card
+    assert row["peak_bytes"] < 0.75 * 2.4e9
+    assert row["computed_s"][1] < row["computed_s"][0] < row["computed_s"][2]
+
+
+_ROWS = {(row["configuration"], row["gpu"]): row for row in rows_of(RESULTS / "gpu_estimate.jsonl")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("configuration", "gpus"), list(product(SHIPPED, estimate.groups())), ids=str)
+def test_steps_at_full_size_are_as_recorded(configuration: str, gpus: list[Gpu]) -> None:
+    """Within 2 %. If this is meant: python cli.py bench-gpu --estimate --out bench/results; python cli.py bench-docs"""
+    for found in estimate.figures_of([Path(configuration)], [], gpus, 0.75):
+        row = _ROWS[configuration, found["gpu"]]
+        for key in ("peak_bytes", "held_bytes", "kernels", "flop", "bytes"):
+            assert found[key] == pytest.approx(row[key], rel=0.02), key
+        assert found["graphs_kept"] == row["graphs_kept"]
