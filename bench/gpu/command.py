@@ -89,7 +89,7 @@ def bench_gpu(files: Sequence[Path], overrides: Sequence[str], out: Path, estima
 def _estimate(configurations: Sequence[Sequence[Path]], overrides: Sequence[str], file: Path) -> int:
     """Print a table of steps, and write a row for each configuration and card when it is found. Returns how many
     cannot be counted."""
-    from peclr_dali.bench.gpu import estimate
+    from peclr_dali.bench.gpu import estimate, report
     from peclr_dali.bench.rows import append, as_table, describe_machine, require_appendable, show
 
     require_appendable(file)
@@ -98,7 +98,7 @@ def _estimate(configurations: Sequence[Sequence[Path]], overrides: Sequence[str]
         configuration = " ".join([*(one.stem for one in files), *overrides])
         click.echo(f"{configuration} on {' and '.join(gpu.name for gpu in gpus)}", err=True)
         try:
-            found = estimate.figures_of(files, overrides, gpus, 1 - _OTHERS_SHARE)
+            found = estimate.figures_of(files, overrides, gpus)
         except UserError as error:
             say(str(error), err=True)
             failed += 1
@@ -107,7 +107,7 @@ def _estimate(configurations: Sequence[Sequence[Path]], overrides: Sequence[str]
             rows.append({"bench": "gpu_estimate", "machine": machine, "configuration": configuration, **figures})
             append(file, rows[-1])
     if rows:
-        show(as_table(f"A training step; rows are in {file}", estimate.HEADS, estimate.lines(rows)), estimate.EXPLAINED)
+        show(as_table(f"A training step; rows are in {file}", report.HEADS, report.lines(rows)), report.EXPLAINED)
     return failed
 
 

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +29,6 @@ from torch.utils.flop_counter import flop_registry
 import peclr_dali
 from peclr_dali.bench.gpu.card.card import CUDA, Card, CardTensor, card
 from peclr_dali.bench.gpu.card.environment import card_environment
-from peclr_dali.bench.rows import Row
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.train.config.load import load_config
@@ -70,6 +69,10 @@ GPUS: Final = (
 
 COUNTED: Final = ("encoder.weights=random", "probe.every_epochs=0", "train.compile=false")
 """Settings of every counted step. What torch.compile fuses is not seen, so it is off."""
+
+
+_OTHERS_BYTES: Final = 2e9
+"""What the driver's context, DALI and the loader's batches ahead are taken to need of a card's memory."""
 
 
 class Assumed(NamedTuple):
@@ -246,17 +249,14 @@ def make_batch(images: int, side_px: int, device: torch.device = CUDA) -> Batch:
     return Batch((view(), view()), torch.arange(images), torch.arange(images))
 
 
-def count_step(config: Config, gpus: Sequence[Gpu], memory_bytes: float) -> list[dict[str, Any]]:
+def count_step(config: Config, gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
     """Figures of the second step of a configuration, for each of some cards that are alike in memory and precision.
-
-    Args:
-        memory_bytes: of a card, for torch.
 
     Raises:
         UserError: the network does not fit.
     """
     train, passes = config.train, Counter[str]()
-    with counting(memory_bytes, has_data=False, has_bf16=gpus[0].has_bf16) as (_, count):
+    with counting(gpus[0].memory_bytes - _OTHERS_BYTES, has_data=False, has_bf16=gpus[0].has_bf16) as (_, count):
         state = Pretraining(config, World(device=CUDA), 100, fresh=True)
         state.network.register_forward_hook(lambda *_: passes.update(["forward"]))
         batch = make_batch(train.batch, config.geometry.side_px)
@@ -289,18 +289,13 @@ def groups() -> list[list[Gpu]]:
     return [list(alike) for _, alike in groupby(GPUS, key)]
 
 
-def figures_of(
-    files: Sequence[Path], overrides: Sequence[str], gpus: Sequence[Gpu], memory_share: float
-) -> list[dict[str, Any]]:
+def figures_of(files: Sequence[Path], overrides: Sequence[str], gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
     """`count_step` of a configuration with the overlay of one of `groups`, in a process of its own.
-
-    Args:
-        memory_share: what torch may use of a card's memory.
 
     Raises:
         UserError: there is no C compiler, or the step cannot be counted.
     """
-    words = json.dumps([[*map(str, files)], [*overrides], gpus, memory_share])
+    words = json.dumps([[*map(str, files)], [*overrides], gpus])
     with card_environment() as environment:
         environment |= {"PYTHONPATH": str(_PACKAGE.parent), "CUDA_VISIBLE_DEVICES": ""}
         line = [sys.executable, "-P", "-m", "peclr_dali.bench.gpu.estimate", words]
@@ -312,43 +307,13 @@ def figures_of(
     return found
 
 
-HEADS: Final = (
-    "", "card", "graphs kept", "peak GiB", "held GiB", "kernels", "TFLOP", "GB moved", "computed time (s)",
-    "products", "of peak",
-)  # fmt: skip
-
-EXPLAINED: Final = (
-    "All is counted but for the time, which is computed; nothing was timed on a card. Products: the share of this time "
-    "that convolutions and products of matrices take. Of peak: operations over this time and the card's 16-bit peak."
-)
-
-
-def lines(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
-    """Lines of a table of `HEADS`."""
-    for row in rows:
-        likely, best, worst = row["computed_s"]
-        yield (
-            f"{row['configuration']}, {row['precision']}",
-            row["gpu"],
-            f"{row['graphs_kept']} of {row['graphs']}",
-            f"{row['peak_bytes'] / 2**30:.1f}",
-            f"{row['held_bytes'] / 2**30:.2f}",
-            f"{row['kernels']:,}",
-            f"{row['flop'] / 1e12:.1f}",
-            f"{row['bytes'] / 1e9:.0f}",
-            f"{likely:.2f} ({best:.2f} to {worst:.2f})",
-            f"{row['products_share']:.0%}",
-            f"{row['peak_share']:.0%}",
-        )
-
-
 def _main() -> None:
-    files, overrides, fields, memory_share = json.loads(sys.argv[1])
+    files, overrides, fields = json.loads(sys.argv[1])
     gpus = [Gpu(*one) for one in fields]
     try:
         overlay = _PACKAGE / "configs" / "cards" / f"{gpus[0].overlay}.toml"
         config = load_config(Config, [*map(Path, files), overlay], [*overrides, *COUNTED])
-        figures = count_step(config, gpus, gpus[0].memory_bytes * memory_share)
+        figures = count_step(config, gpus)
     except UserError as error:
         sys.exit(str(error))
     sys.stdout.write(f"{json.dumps(figures)}\n")

@@ -15,6 +15,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from peclr_dali.bench.classification.documents import draw_photographs, summary
+from peclr_dali.bench.gpu import report
 from peclr_dali.bench.gpu.command import table_lines
 from peclr_dali.bench.loaders.compare import OURS, verdict
 from peclr_dali.bench.loaders.peers import PEERS
@@ -36,6 +37,7 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "loaders-large-in-short": ("loaders", {"sources": "large", "part": "loaders", "short": True}),
     "train": ("train", {}),
     "gpu": ("gpu", {}),
+    "gpu-estimate": ("gpu_estimate", {}),
     "find-boxes": ("find_boxes", {}),
     "networks": ("networks", {}),
     "photographs": ("photographs", {"short": False}),
@@ -45,7 +47,7 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 }
 """Name of a table -> its file in templates/, and values for it."""
 
-_NOT_PROOFS: Final = {"loader", "train", "gpu", "experiments", "find_boxes", "networks", "photographs"}
+_NOT_PROOFS: Final = {"loader", "train", "gpu", "gpu_estimate", "experiments", "find_boxes", "networks", "photographs"}
 """Files of rows that have tables of their own; the other files are those of tests, for the table "proofs"."""
 
 
@@ -105,6 +107,9 @@ def fill_tables(text: str, results: Path) -> str:
         "markdown": markdown,
         "train_lines": lines,
         "gpu_lines": table_lines,
+        "estimate_heads": report.HEADS,
+        "estimate_lines": report.lines,
+        "estimate_explained": report.EXPLAINED,
     }
 
     def made(block: re.Match[str]) -> str:

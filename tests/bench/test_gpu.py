@@ -154,7 +154,7 @@ def test_the_time_is_the_longest_of_bytes_operations_and_kernels() -> None:
 def test_steps_are_estimated_without_a_gpu_and_what_does_not_fit_stops_no_other(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cards = (Gpu("Small", "rtx_11gb", 1e6, 1e9, 1e12, 1e12), Gpu("Card", "a100", 2.4e9, 1e9, 1e12, 1e12))
+    cards = (Gpu("Small", "rtx_11gb", 2.001e9, 1e9, 1e12, 1e12), Gpu("Card", "a100", 3.1e9, 1e9, 1e12, 1e12))
     monkeypatch.setattr(estimate, "GPUS", cards)
     settings = ("encoder.name=resnet18", "geometry.side_px=96", "train.batch=256", "train.micro_batch=64")
     assert run_cli("bench-gpu", "--estimate", "--out", str(tmp_path), "-c", "simclr_rn50", *as_options(settings)) == 1
@@ -165,7 +165,7 @@ def test_steps_are_estimated_without_a_gpu_and_what_does_not_fit_stops_no_other(
     assert (row["gpu"], row["overlay"], row["precision"]) == ("Card", "a100", "bf16")
     assert row["graphs"] == 4
     assert row["graphs_kept"] < 4  # memory decides, as on a card
-    assert row["peak_bytes"] < 0.75 * 2.4e9
+    assert row["peak_bytes"] < 1.1e9  # the rest is left to others
     assert row["computed_s"][1] < row["computed_s"][0] < row["computed_s"][2]
 
 
@@ -176,7 +176,7 @@ _ROWS = {(row["configuration"], row["gpu"]): row for row in rows_of(RESULTS / "g
 @pytest.mark.parametrize(("configuration", "gpus"), list(product(SHIPPED, estimate.groups())), ids=str)
 def test_steps_at_full_size_are_as_recorded(configuration: str, gpus: list[Gpu]) -> None:
     """Within 2 %. If this is meant: python cli.py bench-gpu --estimate --out bench/results; python cli.py bench-docs"""
-    for found in estimate.figures_of([Path(configuration)], [], gpus, 0.75):
+    for found in estimate.figures_of([Path(configuration)], [], gpus):
         row = _ROWS[configuration, found["gpu"]]
         for key in ("peak_bytes", "held_bytes", "kernels", "flop", "bytes"):
             assert found[key] == pytest.approx(row[key], rel=0.02), key
