@@ -58,7 +58,7 @@ def main() -> None:
         with of_images, of_masks:
             for batch, expected in zip(of_images, of_masks, strict=True):
                 for view, mask_view in zip(batch.views, expected.views, strict=True):
-                    for row, sample in enumerate(batch.samples.tolist()):
+                    for row, sample in enumerate(batch.samples[:, 0].tolist()):
                         mask = cv2.imread(str(masks / of_images.index.paths[sample]), cv2.IMREAD_GRAYSCALE)
                         carried = carry(np.asarray(mask, np.uint8), view.source_to_view_px[row], geometry.side_px)
                         agree.append(float(((carried > 127) == (mask_view.image[row, 0].numpy() > 127)).mean()))

@@ -35,7 +35,7 @@ class Contrastive(LightningModule):
         """The loss of this rank's share."""
         one, other = (self.network(view.image / 255) for view in batch.views)
         loss = info_nce(one, other)
-        print(f"epoch {self.current_epoch}, step {step}: images {batch.samples[:4].tolist()}..., loss {loss:.3f}")
+        print(f"epoch {self.current_epoch}, step {step}: images {batch.samples[:4, 0].tolist()}..., loss {loss:.3f}")
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

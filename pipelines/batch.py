@@ -39,11 +39,13 @@ class View:
 
 @dataclass(eq=False)
 class Batch:
-    """N samples, each in every view.
+    """N rows of V views.
 
     Attributes:
         views: the views; views[0] and views[1] are a positive pair, row by row. Each has its own side S.
-        samples: (N,) int64 on the CPU, the rows of the index that were used, substitutes included.
+        samples: (N, V) int64 on the CPU, the row of the index that each view shows, substitutes included. All views of
+            a row show the same image, unless the data has pairs (`DataConfig.positive`): then views 0, 2, ... show the
+            image at this place of the epoch, and views 1, 3, ... its partner.
         positions: (N,) int64 on the CPU, their global positions in the run.
         bad: (K,) int64 on the CPU, rows of the index that could not be used while this batch was made, bad substitutes
             included; a row appears as often as it was tried.
@@ -67,6 +69,17 @@ class Batch:
     def __len__(self) -> int:
         return len(self.samples)
 
+    @property
+    def partners(self) -> Tensor:
+        """The second image of each row, (N,) int64; of a row without a pair, the first."""
+        return self.samples[:, :2][:, -1]
+
+    @property
+    def images(self) -> Tensor:
+        """The M images that were read for the rows, one or two for each: (M,) int64."""
+        first, second = self.samples[:, 0], self.partners
+        return torch.cat([first, second[second != first]])
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`; copied only if it is on another device."""
         views = tuple(
@@ -86,6 +99,6 @@ class Batch:
         if self.all_keypoints_px is None:
             raise UserError("the batch has no keypoints: its data has none. Use a labelled source (docs/datasets.md)")
         affine = self.views[view].source_to_view_px[:, None]  # (N, 1, 2, 3)
-        points_px = to_device(self.all_keypoints_px[self.samples.numpy()], affine.device)
+        points_px = to_device(self.all_keypoints_px[self.samples[:, view].numpy()], affine.device)
         # Written out, because autocast would run a product of matrices in 16 bits.
         return affine[..., 0] * points_px[..., :1] + affine[..., 1] * points_px[..., 1:] + affine[..., 2]

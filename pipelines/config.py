@@ -71,6 +71,13 @@ class DataConfig:
         cache: for shards at an address: folder on a local disk that keeps what was downloaded, for all processes of the
             machine; unset, peclr-dali/shards in $XDG_CACHE_HOME or ~/.cache.
         cache_gb: largest size of this folder, in 10^9 bytes.
+        positive: the second image of a row's pair of views. "self": the same image, as in PeCLR. "version": the same
+            pose before another background, in FreiHAND and shards of it. "time": another frame of the sequence, as in
+            TempCLR; a sequence is a folder, and the last number in a file's name its frame. "file": as `pairs` says, as
+            in SiMHand. An image without an admissible partner is its own. For pre-training only.
+        positive_frames: "time": the largest distance in frames.
+        pairs: "file": a CSV file with the header `file,positive`, or with the columns of the command `mine`; several
+            rows of an image are several admissible partners. Names as in a file of boxes.
         bad_list: list of files to leave out, written by the `check-data` command.
         max_bad_share: a run stops if a larger share of the drawn images cannot be used.
         weight: for several sources. A source's share of every batch is its weight over the sum of all weights.
@@ -91,6 +98,9 @@ class DataConfig:
     shuffle_shards: Count | None = None
     cache: str | None = None
     cache_gb: Gigabytes = 100.0
+    positive: Literal["self", "version", "time", "file"] = "self"
+    positive_frames: Count = 5
+    pairs: str | None = None
     bad_list: str | None = None
     max_bad_share: Fraction = 0.01
     weight: Positive = 1.0

@@ -14,6 +14,7 @@ class Stream(IntEnum):
     ORDER = 0
     VIEW = 1
     SUBSTITUTE = 2
+    PARTNER = 3
 
 
 MOST_VIEWS: Final = 2**8

@@ -103,7 +103,8 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     def gradient(self, batch: Batch) -> PoseStepResult:
         """The gradient of the L1 losses."""
-        targets = self._labels.of_view(batch.views[0], batch.samples, self.config.pose, self.dtype)
+        samples = batch.samples[:, 0]
+        targets = self._labels.of_view(batch.views[0], samples, self.config.pose, self.dtype)
         with self.casts_once():
             return self._step(batch, targets)
 

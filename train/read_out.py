@@ -88,9 +88,10 @@ def _features_and_targets(
         canonical_loader(index, rows, _CHUNK, config, world) as loader,
     ):
         for batch in loader:
-            kept = batch.samples == batch.positions  # no surplus rows of the last step, and no substitutes of bad files
+            samples = batch.samples[:, 0]
+            kept = samples == batch.positions  # no surplus rows of the last step, and no substitutes of bad files
             view = batch.to(world.device).views[0]
-            true = labels.of_view(view, batch.samples, config.pose, torch.float64)
+            true = labels.of_view(view, samples, config.pose, torch.float64)
             depth = true.relative_depth
             if not labels.in_metres:
                 depth = torch.zeros_like(depth)

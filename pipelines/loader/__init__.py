@@ -18,7 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import islice, product
+from itertools import islice, product, tee
+from operator import attrgetter, itemgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +35,7 @@ from peclr_dali.pipelines.loader.plan import plan_chunk
 from peclr_dali.pipelines.loader.read import CLOSED, Quarantine, Reader
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.renderers import make_renderer
-from peclr_dali.pipelines.render.runner import FileDecoder, Outputs, run_chunks
+from peclr_dali.pipelines.render.runner import FileDecoder, run_chunks
 from peclr_dali.pipelines.render.settings import choose_settings
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import Schedule
@@ -75,12 +77,15 @@ class Loader:
         geometries = list(dict.fromkeys(one.geometry for one in each))
         for check, geometry in product(index.geometry_checks, geometries):
             check(geometry)
+        self._partners = index.partners if len(each) > 1 else None
+        self._images = images = 1 if self._partners is None else 2
         self.quarantine = Quarantine() if quarantine is None else quarantine
         self.settings = choose_settings(
             index,
             config,
             device,
             rows=len(rows),
+            images=images,
             processes_here=processes_here,
             geometries=geometries,
         )
@@ -88,10 +93,10 @@ class Loader:
             warn_of_threads("pipelines.threads", config.threads, processes_here)
         self._index, self._schedule, self._device = index, schedule, device
         self._stop = threading.Event()
-        self._reader = Reader(index, schedule.order, self.quarantine, self._stop)
+        self._reader = Reader(index, schedule.order, self.quarantine, self._stop, self._partners)
         self._plan = partial(plan_chunk, index=index, order=schedule.order, augmentations=each, settings=self.settings)
         self._readers = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="read")
-        self._renderer = make_renderer(self.settings, each)
+        self._renderers = [make_renderer(self.settings, each[number::images]) for number in range(images)]
         self._sides_px = [one.geometry.side_px for one in each]
         self._buffers = {side_px: PixelBuffers((len(rows), side_px, side_px, 3)) for side_px in self._sides_px}
         self._stream: torch.cuda.Stream | None = None
@@ -120,7 +125,7 @@ class Loader:
         self._require_own_process()
         if self._stop.is_set():
             raise RuntimeError(CLOSED)
-        self._prefetch = self._index.prefetch(self._schedule.samples)
+        self._prefetch = self._index.prefetch(partial(self._schedule.samples, self._partners))
         self._thread = threading.Thread(target=self._work_ahead, name="loader", daemon=True)
         self._thread.start()
         while (item := self._next_item()) is not None:
@@ -159,7 +164,8 @@ class Loader:
             if self._batches.empty():  # wakes a consumer that waits for a batch
                 self._batches.put_nowait(RuntimeError(CLOSED))
         self._readers.shutdown(cancel_futures=True)
-        self._renderer.close()
+        for renderer in self._renderers:
+            renderer.close()
 
     def _work_ahead(self) -> None:
         try:
@@ -180,28 +186,41 @@ class Loader:
         return False
 
     def _make_batches(self) -> Iterator[Batch]:
-        decoded = run_chunks(self._renderer.build, self.chunks())
+        decoded = self._decoded(self.chunks())
         chunks_in_step = -(-len(self._schedule.rows) // self.settings.chunk_size)
         for step in self._schedule.steps():
             batch, row = self._empty_batch(step), 0
-            finish: Callable[[], None] | None = None
+            finish: list[Callable[[], None]] = []
             bad = [batch.bad]
             for chunk, outputs in islice(decoded, chunks_in_step):
-                chunk, outputs = self._repair(chunk) if outputs is None else (chunk, outputs)
+                chunk, outputs = self._repair(chunk) if None in outputs else (chunk, outputs)
                 stop = row + len(chunk)
-                finish_this = self._renderer.write(outputs, chunk.plan, [view.rows(row, stop) for view in batch.views])
-                if finish is not None:
-                    finish()  # finish the previous chunk only now, so that the threads have work when it is done
-                finish = finish_this
-                batch.samples[row:stop] = torch.from_numpy(chunk.samples)
+                finish_these = []
+                for number, (image, of_image) in enumerate(zip(chunk.images, outputs, strict=True)):
+                    views = slice(number, None, self._images)
+                    into = [view.rows(row, stop) for view in batch.views[views]]
+                    finish_these.append(self._renderers[number].write(of_image, image.plan, into))
+                    batch.samples[row:stop, views] = torch.from_numpy(image.samples)[:, None]
+                for done in finish:
+                    done()  # finish the previous chunk only now, so that the threads have work when it is done
+                finish = finish_these
                 bad.append(torch.from_numpy(chunk.bad))
                 row = stop
-            if finish is not None:
-                finish()
+            for done in finish:
+                done()
             if row < len(batch):  # the loader was stopped
                 return
             self._prefetch.done()
             yield replace(batch, bad=torch.cat(bad))
+
+    def _decoded(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, tuple[Any, ...]]]:
+        """Run DALI on chunks: each with the outputs of its images, None for those of which a file does not decode."""
+        streams = [
+            run_chunks(renderer.build, map(itemgetter(number), map(attrgetter("images"), copy)))
+            for number, (renderer, copy) in enumerate(zip(self._renderers, tee(chunks, self._images), strict=True))
+        ]
+        for decoded in zip(*streams, strict=True):
+            yield decoded[0][0], tuple(outputs for _, outputs in decoded)
 
     def chunks(self) -> Iterator[Chunk]:
         """Read and plan the chunks of all steps, as many at once as there are threads, and yield them in order."""
@@ -226,20 +245,25 @@ class Loader:
         """Decodes single files; few runs need it."""
         return FileDecoder(replace(self.settings, chunk_size=1, threads=1))
 
-    def _repair(self, chunk: Chunk) -> tuple[Chunk, Outputs]:
+    def _repair(self, chunk: Chunk) -> tuple[Chunk, tuple[Any, ...]]:
         """Make a chunk again without the files that do not decode. Other chunks are not affected.
 
         Raises:
             UserError: the machine is at fault, not the files.
         """
-        outputs: Outputs | None = None
-        while outputs is None:
-            failing = [row for row in range(len(chunk)) if not self._decoder.decodes(chunk.only(row))]
+        outputs: tuple[Any, ...] = (None,)
+        while None in outputs:
+            failing = [
+                int(image.samples[row])
+                for image in chunk.images
+                for row in range(len(chunk))
+                if not self._decoder.decodes(image.only(row))
+            ]
             if not failing:
                 raise RuntimeError(f"DALI failed on a batch of which every file decodes: positions {chunk.positions}")
-            for sample in chunk.samples[failing].tolist():
+            for sample in failing:
                 self.quarantine.add(sample, self._index.path(sample), "its compressed data does not decode")
-            ((chunk, outputs),) = run_chunks(self._renderer.build, iter([self._read(chunk.positions)]))
+            ((chunk, outputs),) = self._decoded(iter([self._read(chunk.positions)]))
         return chunk, outputs
 
     def _empty_batch(self, step: int) -> Batch:
@@ -254,7 +278,7 @@ class Loader:
             for side_px in self._sides_px
         )
         positions = torch.from_numpy(self._schedule.rows.positions(step))
-        samples = torch.empty(count, dtype=torch.int64)
+        samples = torch.empty(count, len(views), dtype=torch.int64)
         return Batch(views, samples, positions, all_keypoints_px=self._index.keypoints_px)
 
     def _empty_pixels(self, buffers: PixelBuffers) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.settings import Settings
 from peclr_dali.pipelines.samples.index import Index
@@ -20,19 +21,35 @@ def plan_chunk(
     chunk: Chunk, *, index: Index, order: Order, augmentations: Sequence[Augmentation], settings: Settings
 ) -> Chunk:
     """Add the plan: draws, matrices, halvings and regions. The draws are those of the positions."""
-    epochs = order.epochs(chunk.positions)
+    epochs, images = order.epochs(chunk.positions), chunk.images
+    planned = [
+        _planned(image, list(enumerate(augmentations))[number :: len(images)], epochs, order.seed, index, settings)
+        for number, image in enumerate(images)
+    ]
+    return planned[0] if len(planned) == 1 else replace(planned[0], partner=planned[1])
+
+
+def _planned(
+    chunk: Chunk,
+    views: Sequence[tuple[int, Augmentation]],
+    epochs: Sequence[tuple[int, IntArray]],
+    seed: int,
+    index: Index,
+    settings: Settings,
+) -> Chunk:
+    """Plan some views of one image in each row: their numbers and augmentations."""
     draws = [
         np.concatenate([
-            draw_view(augmentation, seed=order.seed, epoch=epoch, view=view, places=places) for epoch, places in epochs
+            draw_view(augmentation, seed=seed, epoch=epoch, view=view, places=places) for epoch, places in epochs
         ])
-        for view, augmentation in enumerate(augmentations)
+        for view, augmentation in views
     ]  # fmt: skip
     plan = plan_views(
         np.array([file.size_px for file in chunk.files], np.int64),
         np.array([file.orientation for file in chunk.files], np.int64),
         index.box_px[chunk.samples],
         draws,
-        [augmentation.geometry for augmentation in augmentations],
+        [augmentation.geometry for _, augmentation in views],
         mirror=None if index.mirror is None else index.mirror[chunk.samples],
         croppable=np.array([file.is_jpeg for file in chunk.files]) if settings.regions else None,
     )

@@ -18,6 +18,7 @@ from peclr_dali.pipelines.files.reading import read_sound_jpegs
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import Order
+from peclr_dali.pipelines.samples.partners import Partners
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +62,22 @@ class Reader:
     Args:
         quarantine: bad samples; new ones are added.
         stop: when it is set, no further file is read.
+        partners: each row then holds a second image, one of the first's partners.
     """
 
-    def __init__(self, index: Index, order: Order, quarantine: Quarantine, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        index: Index,
+        order: Order,
+        quarantine: Quarantine,
+        stop: threading.Event,
+        partners: Partners | None = None,
+    ) -> None:
         self._index, self._order, self._quarantine, self._stop = index, order, quarantine, stop
+        self._partners = partners
 
     def read(self, chunk: Chunk) -> Chunk:
-        """Add the samples at the positions, their files, and the bad samples found on the way.
+        """Add the samples at the positions, their files, their partners, and the bad samples found on the way.
 
         Raises:
             UserError: all substitutes of a position are bad too.
@@ -80,7 +90,29 @@ class Reader:
             if file is None:
                 samples[row], file = self._read_good(int(chunk.positions[row]), int(wanted[row]), bad)
             files.append(file)
-        return replace(chunk, samples=samples, bad=np.array(bad, np.int64), files=files)
+        partner = None if self._partners is None else self._read_partners(chunk.positions, samples, files, bad)
+        return replace(chunk, samples=samples, bad=np.array(bad, np.int64), files=files, partner=partner)
+
+    def _read_partners(
+        self, positions: IntArray, samples: IntArray, files: Sequence[ImageFile], bad: list[int]
+    ) -> Chunk:
+        """The chunk of the second images: of each sample the partner that is drawn, the next usable one, or itself."""
+        assert self._partners is not None
+        partners = self._partners
+        drawn = self._order.partner_draws(positions)
+        chosen, made = partners.of(samples, drawn), []
+        for row, found in enumerate(self._read_jpegs(chosen)):
+            file = found
+            for attempt in range(0 if file else min(int(partners.count[samples[row]]), SUBSTITUTE_ATTEMPTS)):
+                chosen[[row]] = partners.of(samples[[row]], drawn[[row]], attempt)
+                file = self._read(int(chosen[row]))
+                if file is not None:
+                    break
+                bad.append(int(chosen[row]))
+            if file is None:
+                chosen[row], file = samples[row], files[row]
+            made.append(file)
+        return Chunk(positions, samples=chosen, files=made)
 
     def _read_jpegs(self, samples: IntArray) -> Sequence[ImageFile | None]:
         """Read, in one call, all samples that are valid JPEGs in files of their own. Most samples are."""

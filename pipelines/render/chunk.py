@@ -28,6 +28,7 @@ class Chunk:
         bad: (K,) int64, rows of the index that could not be used; a row appears as often as it was tried.
         files: the N files, checked.
         plan: their views, and the regions to decode.
+        partner: where rows hold pairs, the chunk of their second images; its `bad` is empty.
     """
 
     positions: IntArray
@@ -35,9 +36,15 @@ class Chunk:
     bad: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     files: Sequence[ImageFile] = ()
     plan: Plan = _NO_PLAN
+    partner: Chunk | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @property
+    def images(self) -> tuple[Chunk, ...]:
+        """The chunks of the first and, of pairs, the second images. View v shows image v, modulo their number."""
+        return (self,) if self.partner is None else (self, self.partner)
 
     def only(self, row: int) -> Chunk:
         """The file and the region of one sample, to decode it by itself."""

@@ -61,6 +61,7 @@ def choose_settings(
     device: torch.device,
     *,
     rows: int,
+    images: int = 1,
     processes_here: int = 1,
     geometries: Sequence[GeometryConfig] = (),
 ) -> Settings:
@@ -69,6 +70,7 @@ def choose_settings(
     Args:
         device: device of the batches.
         rows: rows of a batch that this process loads.
+        images: images in each row.
         processes_here: processes that share this machine's cores.
         geometries: of the views, so that the graph has no node for halvings that none of them needs; empty: not known.
     """
@@ -82,7 +84,7 @@ def choose_settings(
         backend="fused" if on_gpu and config.gpu_views == "fused" else backend,
         device="gpu" if on_gpu else "cpu",
         device_id=device.index or 0 if device.type == "cuda" else None,
-        chunk_size=min(config.batch or samples_in_chunk(pixels), rows),
+        chunk_size=min(config.batch or samples_in_chunk(images * pixels), rows),
         threads=config.threads or (min(share, _MOST_THREADS_ON_GPU) if on_gpu else share),
         prefetch=config.prefetch,
         hw_decoder_load=config.hw_decoder_load,

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
+from peclr_dali.pipelines.samples.partners import Partners
 from peclr_dali.pipelines.samples.store import Prefetch, SelectedStore, Steps, Store
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.skeleton import HAND, Skeleton
@@ -90,6 +91,7 @@ class Index:
         sources: the sources of a joined index, in the order of its rows; empty for a single source.
         store: reads the bytes of a sample; None if each sample is a file at `paths`.
         blocks: rows that are stored together, for the shuffle. For a joined index, see `sources`.
+        partners: the admissible second images of pairs; None: both views of a pair show the same image.
         geometry_checks: where only parts of the images are stored: each raises a `UserError` if these parts do not
             serve the views of a geometry.
     """
@@ -106,6 +108,7 @@ class Index:
     store: Store | None = None
     blocks: Blocks | None = None
     skeleton: Skeleton = HAND
+    partners: Partners | None = None
     geometry_checks: tuple[Callable[[GeometryConfig], None], ...] = ()
 
     def __post_init__(self) -> None:
@@ -168,6 +171,7 @@ class Index:
             targets={name: array[rows] for name, array in self.targets.items()},
             store=None if store is None else SelectedStore(store, rows),
             blocks=None if self.blocks is None else _selected_blocks(self.blocks, rows),
+            partners=None if self.partners is None else self.partners.select(rows),
         )
 
     def path(self, sample: int) -> Path:

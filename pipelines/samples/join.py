@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.index import Index, LazyNames, SourceRows
+from peclr_dali.pipelines.samples.partners import Partners
 from peclr_dali.pipelines.samples.store import JoinedStore
 from peclr_dali.skeleton import HAND, Skeleton
 
@@ -52,6 +53,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
         ),
         store=readers if stored else None,
         skeleton=skeleton,
+        partners=Partners.joined([index.partners for index in indices], counts),
         geometry_checks=tuple(check for index in indices for check in index.geometry_checks),
     )
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.arrays import DoubleArray, IntArray
 from peclr_dali.pipelines.randomness import MOST_VIEWS, Stream, philox
 from peclr_dali.pipelines.samples.index import Blocks, Index
+from peclr_dali.pipelines.samples.partners import Partners, draw_partners
 
 
 def build_order(index: Index, *, batch: int, seed: int) -> Order:
@@ -69,6 +70,10 @@ class Order(ABC):
     def samples_at(self, positions: IntArray) -> IntArray:
         """The samples (N,) int64 at ascending global `positions` (N,)."""
         return np.concatenate([self.samples(epoch, places) for epoch, places in self.epochs(positions)])
+
+    def partner_draws(self, positions: IntArray) -> DoubleArray:
+        """The numbers (N,) that choose the partners at ascending global `positions` (N,)."""
+        return np.concatenate([draw_partners(self.seed, epoch, places) for epoch, places in self.epochs(positions)])
 
 
 class EpochOrder(Order):
@@ -299,7 +304,10 @@ class Schedule:
         """The steps, from the first on."""
         return itertools.count(self.first_step) if self.last_step is None else range(self.first_step, self.last_step)
 
-    def samples(self) -> Iterator[IntArray]:
-        """The samples (batch,) of each step's whole batch, all ranks together."""
+    def samples(self, partners: Partners | None = None) -> Iterator[IntArray]:
+        """The samples (batch,) of each step's whole batch, all ranks together; then, of pairs, their partners."""
         whole = RankSlice(self.rows.batch, 0, self.rows.batch)
-        return (self.order.samples_at(whole.positions(step)) for step in self.steps())
+        for positions in map(whole.positions, self.steps()):
+            samples = self.order.samples_at(positions)
+            others = [] if partners is None else [partners.of(samples, self.order.partner_draws(positions))]
+            yield np.concatenate([samples, *others])

@@ -19,6 +19,7 @@ from peclr_dali.pipelines.samples.bad_list import rows_not_listed
 from peclr_dali.pipelines.samples.box_check import check_boxes
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.sources.pairs import partners_of
 from peclr_dali.pipelines.sources.subsets import in_fraction
 
 
@@ -53,7 +54,7 @@ def _load(config: DataConfig, verify: bool) -> Index:
         index = index.select(left)
     box_px = index.box_px.copy()
     box_px[:, 2] *= config.box_margin
-    return dataclasses.replace(index, box_px=box_px)
+    return dataclasses.replace(index, box_px=box_px, partners=partners_of(index, config))
 
 
 _CHOICES: Final = ("split", "part", "versions", "label_fraction", "bad_list", "box", "center_frac")

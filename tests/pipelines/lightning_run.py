@@ -59,7 +59,7 @@ class Recorder(LightningModule):
                 for view in batch.views:
                     for tensor in (view.image, view.matrix, view.source_to_view_px):
                         digest.update(tensor[row].contiguous().numpy().tobytes())
-                file.write(json.dumps([position, int(batch.samples[row]), digest.hexdigest()]) + "\n")
+                file.write(json.dumps([position, int(batch.samples[row, 0]), digest.hexdigest()]) + "\n")
         if self.global_step == self.kill_at:
             self.stop()
         return self.weight**2

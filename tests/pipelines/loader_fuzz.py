@@ -102,7 +102,7 @@ def run_loader(
     ) as loader:
         samples, views, shifts, matrices = zip(*(
             (
-                made.samples.numpy(),
+                made.samples[:, 0].numpy(),
                 np.stack([view.image.permute(0, 2, 3, 1).numpy() for view in made.views], axis=1),  # copies
                 np.stack([view.matrix[:, :, 2].numpy() for view in made.views], axis=1),
                 np.stack([view.source_to_view_px.numpy() for view in made.views], axis=1),

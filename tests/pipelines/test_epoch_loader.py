@@ -155,7 +155,9 @@ def test_keypoints_are_in_pixels_of_each_view(folder: Path) -> None:
         for batch in loader:
             for number, view in enumerate(batch.to("cpu").views):
                 linear, shift_px = np.split(view.source_to_view_px.double().numpy(), [2], axis=2)
-                expected = keypoints_px[batch.samples.numpy()] @ linear.transpose(0, 2, 1) + shift_px.transpose(0, 2, 1)
+                expected = keypoints_px[batch.samples[:, 0].numpy()] @ linear.transpose(0, 2, 1) + shift_px.transpose(
+                    0, 2, 1
+                )
                 found = batch.keypoints_px(number)
                 assert found.dtype == torch.float32
                 np.testing.assert_allclose(found.numpy(), expected, atol=1e-3)
@@ -214,7 +216,7 @@ def join(ranks: list[list[Batch]]) -> list[dict[str, Any]]:
     """What all ranks have received at each step, in the order of their rows."""
     return [
         {
-            "samples": torch.cat([batch.samples for batch in step]).tolist(),
+            "samples": torch.cat([batch.samples[:, 0] for batch in step]).tolist(),
             "positions": positions(list(step)),
             "pixels": torch.cat([view.image for number in range(2) for view in (b.views[number] for b in step)]),
             "matrices": torch.cat([view.matrix for number in range(2) for view in (b.views[number] for b in step)]),

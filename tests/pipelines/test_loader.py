@@ -60,9 +60,9 @@ def test_batches_are_what_they_say(folder: Index, backend: Backend) -> None:
             assert view.image.is_contiguous(memory_format=torch.channels_last)
             assert view.matrix.shape == view.source_to_view_px.shape == (20, 2, 3)
         assert not torch.equal(batch.views[0].matrix, batch.views[1].matrix)
-    first_epoch = torch.cat([batch.samples for batch in made[:3]])
+    first_epoch = torch.cat([batch.samples[:, 0] for batch in made[:3]])
     assert len(set(first_epoch.tolist())) == 60
-    assert not torch.equal(first_epoch, torch.cat([batch.samples for batch in made[3:]]))
+    assert not torch.equal(first_epoch, torch.cat([batch.samples[:, 0] for batch in made[3:]]))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -72,7 +72,7 @@ def test_a_sample_takes_its_mirror_along(folder: Index, backend: Backend) -> Non
         load(index, backend=backend, chunk=7, last=4) for index in (folder, dataclasses.replace(folder, mirror=mirror))
     )
     for before, after in zip(plain, mirrored, strict=True):
-        flips = torch.from_numpy(mirror)[after.samples]
+        flips = torch.from_numpy(mirror)[after.samples[:, 0]]
         for one, other in zip(before.views, after.views, strict=True):
             assert torch.equal(one.matrix, other.matrix)
             assert torch.equal(torch.linalg.det(other.source_to_view_px[:, :, :2]) < 0, flips)
@@ -161,7 +161,7 @@ def assert_replaced(
     """Each bad file was logged once and is replaced by its first usable substitute; no other sample is changed."""
     named = [Path(str(record.args[0])).name for record in caplog.records if isinstance(record.args, tuple)]
     assert sorted(named) == sorted(bad_names)
-    samples = torch.cat([batch.samples for batch in made]).reshape(-1, order.length).tolist()
+    samples = torch.cat([batch.samples[:, 0] for batch in made]).reshape(-1, order.length).tolist()
     assert len(samples) == 2
     for epoch, used in enumerate(samples):
         for place, wanted in enumerate(order.samples(epoch, np.arange(order.length)).tolist()):
@@ -196,7 +196,7 @@ def test_odd_files_among_good_ones(backend: Backend, tmp_path: Path, caplog: pyt
     colours = {"cmyk": (255, 0, 0), "gray": (100, 100, 100), "deep": (200, 200, 200), "exif": (0, 0, 255)}
     seen = dict.fromkeys(colours, 0)
     for batch in made[:5]:
-        for row, sample in enumerate(batch.samples.tolist()):
+        for row, sample in enumerate(batch.samples[:, 0].tolist()):
             kind = index.paths[sample].split("_")[0]
             if kind in colours:
                 seen[kind] += 1
@@ -224,7 +224,7 @@ def test_a_missing_file_is_replaced(folder: Index, tmp_path: Path, caplog: pytes
     (record,) = caplog.records
     assert "gone.jpg" in record.getMessage()
     assert "No such file" in record.getMessage()
-    assert 60 not in made[0].samples.tolist()
+    assert 60 not in made[0].samples[:, 0].tolist()
     assert len(made[0]) == 61
 
 
@@ -339,7 +339,7 @@ def test_a_bad_file_s_substitute_is_of_its_source(folder: Index, tmp_path: Path)
     index = join([folder, index_of(tmp_path)], [1, 1])
     order = build_order(index, batch=20, seed=5)
     for batch in load(index, order=order, last=5):
-        samples = batch.samples.numpy()
+        samples = batch.samples[:, 0].numpy()
         wanted = order.samples_at(batch.positions.numpy())
         bad = (wanted >= 61) & ((wanted - 61) % 2 == 1)
         assert (samples >= 61).sum() == 10
@@ -388,7 +388,7 @@ def test_a_restart_gives_the_same_bits_where_regions_do_not_decode(backend: Back
 
     through = made(0)
     assert {row for batch in through for row in batch.bad.tolist()} == {0, 5, 10, 15}
-    assert all(row % 5 for batch in through for row in batch.samples.tolist())
+    assert all(row % 5 for batch in through for row in batch.samples[:, 0].tolist())
     for first in (2, 5):
         for one, other in zip(through[first:], made(first), strict=True):
             assert_equal(one, other)

@@ -53,7 +53,7 @@ def step(network: nn.Module, batch: Batch) -> dict[str, Any]:
     optimizer.step()
     return {
         "positions": batch.positions,
-        "samples": batch.samples,
+        "samples": batch.samples[:, 0],
         **{f"pixels {number}": view.image for number, view in enumerate(batch.views)},
         **{f"matrix {number}": view.matrix for number, view in enumerate(batch.views)},
         "gradients": [weight.grad.clone() for weight in network.parameters() if weight.grad is not None],

@@ -32,6 +32,13 @@ class FinetuneDataConfig(DataConfig):
     split: Literal["all", "train", "val"] = "train"
     box: str = "joints"
 
+    @field_validator("positive")
+    @classmethod
+    def _of_one_image(cls, value: str) -> str:
+        if value != "self":
+            raise ValueError("a pose is learnt from single views; pairs of images are for pre-training")
+        return value
+
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FinetuneGeometryConfig(GeometryConfig):

@@ -144,13 +144,13 @@ def estimate_poses(
         with canonical_loader(index, np.arange(count), each, config, world, rotation_deg) as loader:
             for step, made in enumerate(loader):
                 view = made.to(world.device).views[0]
-                source = to_device(intrinsics[made.samples.numpy()], world.device).to(dtype)
+                source = to_device(intrinsics[made.samples[:, 0].numpy()], world.device).to(dtype)
                 of_view = view_intrinsics(source, view.source_to_view_px)  # not in 16 bits
                 with inference(world.device, autocast_dtype):
                     output = network(view.image, of_view)
                 affine = view.source_to_view_px.double().cpu()
                 shifted = (output.keypoints_px.double().cpu() - affine[:, None, :, 2]).mT
-                samples[made.positions] = made.samples
+                samples[made.positions] = made.samples[:, 0]
                 keypoints_px[made.positions] = torch.linalg.solve(affine[:, :, :2], shifted).mT
                 joints[made.positions] = output.joints.double().cpu()
                 matrices[made.positions] = affine

@@ -59,7 +59,7 @@ def features_of_rows(
         for batch in loader:
             positions = batch.positions.numpy()
             # No surplus rows of the last step, no substitutes of bad files.
-            kept = (positions < count) & (batch.samples.numpy() == rows[positions % count])
+            kept = (positions < count) & (batch.samples[:, 0].numpy() == rows[positions % count])
             places = positions[kept]
             image = batch.to(world.device).views[0].image
             found = image.flatten(1) if encoder is None else encoder(normalize(image))

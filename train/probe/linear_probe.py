@@ -66,11 +66,12 @@ class Probe:
             with canonical_loader(index, rows, _CHUNK, config, world) as loader:
                 for loaded in loader:
                     batch = loaded.to(world.device)  # on a GPU the image is there already, and its matrix is not
-                    targets = labels.of_view(batch.views[0], batch.samples, pose, torch.float64)
+                    samples = batch.samples[:, 0]
+                    targets = labels.of_view(batch.views[0], samples, pose, torch.float64)
                     known = [
                         targets.keypoints_px / self._side_px, targets.relative_depth, targets.intrinsics,
-                        targets.root_depth, torch.from_numpy(labels.scale_m[batch.samples.numpy()]),
-                        batch.samples == torch.from_numpy(rows)[batch.positions % count],
+                        targets.root_depth, torch.from_numpy(labels.scale_m[samples.numpy()]),
+                        samples == torch.from_numpy(rows)[batch.positions % count],
                     ]  # fmt: skip
                     columns = [part.cpu().double().reshape(len(batch), -1) for part in known]
                     table[batch.positions] = torch.cat(columns, dim=1)

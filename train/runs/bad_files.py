@@ -53,7 +53,7 @@ class BadFiles:
 
         `reasons` has the reason of each of this rank's bad files.
         """
-        self._used += np.bincount(self._source(batch.samples.numpy()), minlength=len(self._ends))
+        self._used += np.bincount(self._source(batch.images.numpy()), minlength=len(self._ends))
         self._met.update(batch.bad.tolist())
         if not agree:
             return

@@ -62,9 +62,9 @@ def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, col
     side_px = batch.views[0].image.shape[-1]
     enlarge = shown_side_px(side_px) // side_px
     pairs = []
-    for row, sample in enumerate(batch.samples[:samples].numpy()):
+    for row, shown in enumerate(batch.samples[:samples].tolist()):
         pictures: list[Image] = []
-        for view in batch.views:
+        for view, sample in zip(batch.views, shown, strict=True):
             image = view.image[row].permute(1, 2, 0).cpu().numpy()
             resized = cv2.resize(image, None, fx=enlarge, fy=enlarge, interpolation=cv2.INTER_CUBIC)
             pictures.append(np.asarray(resized, np.uint8))

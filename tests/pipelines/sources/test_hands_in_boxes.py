@@ -156,7 +156,7 @@ def views(index: Index) -> View:
         views=1,
     ) as loader:
         (batch,) = loader
-    assert batch.samples.tolist() == [0, 1]
+    assert batch.samples[:, 0].tolist() == [0, 1]
     return batch.views[0]
 
 

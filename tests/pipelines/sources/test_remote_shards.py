@@ -465,7 +465,7 @@ def load_rank(config: DataConfig, steps: int, out: str, environment: dict[str, s
     with make_loader(config, batch=4, seed=3, geometry=GeometryConfig(side_px=16), device="cpu") as loader:
         rows: list[Any] = []
         while len(rows) < steps:
-            rows += [(batch.samples.numpy(), batch.views[0].image.numpy(), len(batch.bad)) for batch in loader]
+            rows += [(batch.samples[:, 0].numpy(), batch.views[0].image.numpy(), len(batch.bad)) for batch in loader]
     torch.save(rows[:steps], f"{out}.{os.environ['RANK']}")
 
 

@@ -1,0 +1,269 @@
+"""Rows that hold two images: which pairs are admissible, which are drawn, and that each view is its image's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from peclr_dali import DataConfig, make_loader
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.samples.order import EpochOrder
+from peclr_dali.pipelines.samples.partners import (
+    Partners,
+    draw_partners,
+    frames_of,
+    near_in_time,
+    of_pairs,
+    of_same_group,
+)
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from tests.command_line import run_cli
+from tests.pipelines.harness import BACKENDS, SMALL, Backend, assert_equal, jpeg, load, smooth_image, write_jpegs
+from tests.pipelines.test_loader import UNDECODABLE
+from tests.train import tiny_hands
+
+GROUPS = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """Sixty images of twelve groups; one image is alone in its group."""
+    index = write_jpegs(tmp_path_factory.mktemp("images"), 61)
+    group = np.minimum(np.arange(61) % GROUPS, 60)
+    group[60] = GROUPS
+    mirror, keypoints_px = np.arange(61) % 3 == 0, np.arange(61 * 42, dtype=np.float32).reshape(61, 21, 2) % 50
+    index = dataclasses.replace(index, group=group, mirror=mirror, keypoints_px=keypoints_px)
+    return dataclasses.replace(index, partners=of_same_group(group))
+
+
+def admissible(partners: Partners) -> list[list[int]]:
+    """The partners of each sample, by walking around once from the first."""
+    counts, samples = partners.count, np.arange(len(partners.first))
+    walks = [partners.of(samples, np.zeros(len(samples)), attempt) for attempt in range(int(counts.max(initial=0)))]
+    return [[int(walk[sample]) for walk in walks[:count]] for sample, count in enumerate(counts.tolist())]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
+def test_partners_of_a_group(group: list[int]) -> None:
+    for sample, found in enumerate(admissible(of_same_group(np.array(group)))):
+        assert sorted(found) == [n for n, other in enumerate(group) if other == group[sample] and n != sample]
+
+
+moments = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), min_size=1, max_size=30)
+
+
+@given(moments, st.integers(1, 6))
+def test_partners_in_time(moments: list[tuple[int, int]], most: int) -> None:
+    sequence, frame = np.array(moments).T
+    for sample, found in enumerate(admissible(near_in_time(sequence, frame, most))):
+        near = np.flatnonzero((sequence == sequence[sample]) & (np.abs(frame - frame[sample]) <= most))
+        assert sorted(found) == near[frame[near] != frame[sample]].tolist()
+
+
+@given(moments, st.data())
+def test_a_selection_and_a_join_keep_the_partners_that_are_there(
+    moments: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    sequence, frame = np.array(moments).T
+    whole = near_in_time(sequence, frame, 4)
+    rows = np.array(data.draw(st.lists(st.sampled_from(range(len(moments))), min_size=1, unique=True)))
+    of_whole = admissible(whole)
+    for row, found in zip(rows.tolist(), admissible(whole.select(rows)), strict=True):
+        assert {int(rows[n]) for n in found} == set(of_whole[row]) & set(rows.tolist())
+    joined = Partners.joined([whole, None, whole], [len(moments), 2, len(moments)])
+    assert joined is not None
+    after = [[n + len(moments) + 2 for n in found] for found in of_whole]
+    assert admissible(joined) == [*of_whole, [], [], *after]
+    assert Partners.joined([None, None], [1, 2]) is None
+
+
+def test_every_admissible_partner_is_drawn_alike() -> None:
+    partners = near_in_time(np.zeros(9, np.int64), np.array([0, 1, 2, 3, 3, 4, 5, 6, 9]), 2)
+    drawn = np.concatenate([draw_partners(7, epoch, np.arange(2000)) for epoch in range(5)])
+    for sample, allowed in enumerate(admissible(partners)):
+        chosen, counts = np.unique(partners.of(np.full(len(drawn), sample), drawn), return_counts=True)
+        assert chosen.tolist() == (sorted(allowed) or [sample])
+        assert len(allowed) < 2 or chisquare(counts).pvalue > 1e-4
+    assert len(np.unique(drawn)) == len(drawn)
+    np.testing.assert_array_equal(draw_partners(7, 1, np.array([5, 3, 1999])), drawn[2000:][[5, 3, 1999]])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_view_shows_its_image_and_nothing_else_changes(folder: Index, backend: Backend) -> None:
+    """View 1 has the bits that view 1 of a loader over the partners has; view 0 those of a loader without pairs."""
+    small, large = SMALL, Augmentation(GeometryConfig(side_px=24), ColourConfig(jitter="linear"))
+    for kinds in ([small, small], [small, large, large]):
+        pairs = load(folder, kinds, backend=backend, last=3, chunk=7)
+        alone = load(dataclasses.replace(folder, partners=None), kinds, backend=backend, last=3)
+        samples = torch.cat([batch.samples for batch in pairs]).numpy()
+        of_partners = EpochOrder(61, 60, seed=5, fixed=samples[:, 1])
+        seconds = load(dataclasses.replace(folder, partners=None), kinds, backend=backend, last=3, order=of_partners)
+        for made, first, second in zip(pairs, alone, seconds, strict=True):
+            for number, sources in enumerate([first, second, first][: len(kinds)]):
+                assert_equal(only(made, number), only(sources, number))
+                assert torch.equal(made.keypoints_px(number), sources.keypoints_px(number))
+    assert folder.group is not None
+    lonely = samples[:, 0] == 60
+    np.testing.assert_array_equal(folder.group[samples[:, 0]], folder.group[samples[:, 1]])
+    np.testing.assert_array_equal(samples[:, 0] == samples[:, 1], lonely)
+    np.testing.assert_array_equal(samples[:, 0], samples[:, 2])
+
+
+def only(batch: Batch, view: int) -> Batch:
+    return Batch((batch.views[view],), batch.samples[:, [view]], batch.positions, batch.bad)
+
+
+def test_pairs_do_not_depend_on_chunks_ranks_or_restarts(folder: Index) -> None:
+    whole = load(folder)
+    for ours, theirs in zip(whole, load(folder, chunk=7), strict=True):
+        assert_equal(ours, theirs)
+    for ours, theirs in zip(whole[4:], load(folder, first=4), strict=True):
+        assert_equal(ours, theirs)
+    for ranks in ([(0, 12), (12, 20)], [(0, 4), (4, 15), (15, 20)]):
+        shares = [load(folder, rows=rows) for rows in ranks]
+        for step, batch in enumerate(whole):
+            assert torch.equal(batch.samples, torch.cat([share[step].samples for share in shares]))
+            assert torch.equal(batch.views[1].image, torch.cat([share[step].views[1].image for share in shares]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bad_partner_gives_way_to_the_next_and_at_last_to_the_image(backend: Backend, tmp_path: Path) -> None:
+    """Groups of one good image, of a good one with a bad one, and of two good ones among bad ones."""
+    rng = np.random.default_rng(0)
+    good = [jpeg(smooth_image(rng, 40, 56, 3)) for _ in range(4)]
+    files = [good[0], good[1], b"", good[2], UNDECODABLE, b"no image", good[3], UNDECODABLE]
+    for number, data in enumerate(files):
+        (tmp_path / f"{number}.jpg").write_bytes(data)
+    group = np.array([0, 1, 1, 2, 2, 2, 2, 2])
+    index = load_index(DataConfig("folder", str(tmp_path)))
+    index = dataclasses.replace(index, group=group, partners=of_same_group(group))
+    order = EpochOrder(8, 4, seed=0, fixed=np.array([0, 1, 3, 6]))
+    expected = {0: 0, 1: 1, 3: 6, 6: 3}
+    met = set()
+    for batch in load(index, batch=4, order=order, last=20, backend=backend, chunk=2):
+        assert dict(batch.samples.tolist()) == expected
+        assert sorted(batch.images.tolist()) == [0, 1, 3, 3, 6, 6]
+        met |= set(batch.bad.tolist())
+    assert met == {2, 4, 5, 7}
+
+
+def hands(root: Path, poses: int = 6) -> str:
+    tiny_hands.write_hands(root, poses)
+    return str(root)
+
+
+def test_another_version_of_a_pose(tmp_path: Path) -> None:
+    root = hands(tmp_path / "hands")
+    index = load_index(DataConfig(root=root, positive="version"))
+    with make_loader(index, batch=24, device="cpu", geometry=GeometryConfig(side_px=16)) as loader:
+        (batch,) = loader
+    assert (batch.samples[:, 0] % 6 == batch.samples[:, 1] % 6).all()
+    assert (batch.samples[:, 0] != batch.samples[:, 1]).all()
+    packed = str(tmp_path / "shards")
+    assert run_cli("pack", packed, "--set", f"data.root={root}") == 0
+    with make_loader(DataConfig("shards", packed), positive="version", batch=24, device="cpu") as loader:
+        assert loader.index.partners is not None
+        assert (loader.index.partners.count == 3).all()
+
+
+def test_another_frame_of_a_sequence(tmp_path: Path) -> None:
+    for name in ("a/frame_000030.jpg", "a/frame_000060.jpg", "a/frame_000330.jpg", "b/1.5_x2y.jpg", "b/1.5_x4y.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(jpeg(smooth_image(np.random.default_rng(0), 16, 16)))
+    index = load_index(DataConfig("folder", str(tmp_path), positive="time", positive_frames=30))
+    assert index.partners is not None
+    assert admissible(index.partners) == [[1], [0], [], [4], [3]]
+    left = np.array([True, False, False, True, True])
+    sequence, frame = frames_of(index.paths, left)
+    assert sequence.tolist() == [0, 1, 1, 2, 2]
+    assert frame.tolist() == [30, 60, 330, 2, 4]
+
+
+def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    write_jpegs(images, 5)
+    boxes = tmp_path / "boxes.csv"
+    rows = ["000.jpg,0,0,20,20,right", "001.jpg,0,0,20,20,right", "001.jpg,9,9,30,30,left", "002.jpg,0,0,9,9,left"]
+    boxes.write_text("\n".join(["file,x0,y0,x1,y1,hand", *rows]))
+    pairs = tmp_path / "pairs.csv"
+    lines = ["000.jpg,0,001.jpg,1,0.5", "000.jpg,0,002.jpg,0,0.7", "001.jpg,1,000.jpg,0,0.5", "001.jpg,0,004.jpg,0,1"]
+    pairs.write_text("\n".join(["file,number,positive,positive_number,distance", *lines]))
+    config = DataConfig("folder", str(images), box=str(boxes), positive="file", pairs=str(pairs))
+    index = load_index(config)
+    assert index.partners is not None
+    assert admissible(index.partners) == [[2, 3], [], [0], []]
+    assert "1 of 4 pairs are of images that are not used" in caplog.text
+    assert "2 of 4 images have no partner" in caplog.text
+    pairs.write_text("file,positive\n000.jpg,004.jpg\n")
+    plain = load_index(DataConfig("folder", str(images), positive="file", pairs=str(pairs)))
+    assert plain.partners is not None
+    assert admissible(plain.partners) == [[4], [], [], [], []]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "message"),
+    [
+        ({"positive": "version"}, "", "has no versions of a pose"),
+        ({"positive": "time"}, "", "x.jpg has no frame number"),
+        ({"positive": "file"}, "", "data.pairs = None"),
+        ({"pairs": "p.csv"}, "", "data.positive = 'self' and data.pairs = 'p.csv'"),
+        ({"positive": "file", "pairs": "p.csv"}, "a,b\n", "line 1 is 'a,b'; expected the header 'file,positive'"),
+        ({"positive": "file", "pairs": "p.csv"}, "file,positive\nx.jpg\n", "line 2: 1 cells; expected 2"),
+        ({"positive": "file", "pairs": "p.csv"}, "file,positive\nx.jpg,x.jpg\n", "is its own partner"),
+        ({"positive": "file", "pairs": "p.csv"}, "file,positive\ny.jpg,x.jpg\n", "none of its 1 pairs is of images"),
+        ({"positive": "file", "pairs": "q.csv"}, "", "q.csv"),
+    ],
+)
+def test_pairs_that_cannot_be_used_are_one_line(
+    settings: dict[str, Any], text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    write_jpegs(tmp_path / "images", 1)
+    (tmp_path / "images" / "000.jpg").rename(tmp_path / "images" / "x.jpg")
+    (tmp_path / "p.csv").write_text(text)
+    with pytest.raises(UserError) as error:
+        load_index(DataConfig("folder", "images", **settings))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_partner_at_all_is_an_error_and_fine_tuning_takes_none(tmp_path: Path) -> None:
+    root = hands(tmp_path / "hands")
+    with pytest.raises(UserError, match=r"no image of .* has a partner"):
+        load_index(DataConfig(root=root, versions=("gs",), positive="version"))
+    with pytest.raises(UserError, match="a pose is learnt from single views"):
+        load_config(FinetuneConfig, [], ["data.positive=version"])
+
+
+def test_several_sources_with_and_without_pairs(folder: Index) -> None:
+    alone = dataclasses.replace(folder, partners=None)
+    made = load(join([folder, alone], [1, 1]), last=3)
+    for batch in made:
+        first, second = batch.samples.T
+        assert torch.equal(first[first >= 61], second[first >= 61])
+        assert (first[first < 60] != second[first < 60]).all()
+
+
+def partner_pairs(pairs: Sequence[tuple[int, int]], count: int) -> list[list[int]]:
+    return admissible(of_pairs(np.array(pairs).reshape(-1, 2), count))
+
+
+def test_partners_from_pairs() -> None:
+    assert partner_pairs([(3, 1), (0, 2), (3, 0)], 4) == [[2], [], [], [1, 0]]
