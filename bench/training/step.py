@@ -204,7 +204,9 @@ class StepBench:
         count = train.batch // train.micro_batch
         with self.state.casts_once():
             for start in range(0, train.batch, train.micro_batch):
-                loss = exact.loss(exact.embed(batch, slice(start, start + train.micro_batch))) / count
+                rows = slice(start, start + train.micro_batch)
+                inputs = [one[:, rows] for one in exact.loss_inputs(batch)]
+                loss = exact.loss(exact.embed(batch, rows), *inputs) / count
                 self.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _with_gradient(self, gradient: Callable[[Batch], object]) -> Callable[[Batch], object]:

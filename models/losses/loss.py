@@ -17,9 +17,11 @@ class Loss(ABC):
 
     Attributes:
         title: title of the loss's curve.
+        needs_keypoints: whether it is called with the keypoints in each view too, (V, N, K, 2) in pixels of the view.
     """
 
     title: ClassVar[str] = "loss"
+    needs_keypoints: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, embeddings: Tensor) -> Tensor:
@@ -63,12 +65,12 @@ class AnchorLoss(Loss):
             Scalar with graph to all of `embeddings`. The shares of ranges that partition 0..N-1 add up to the loss.
         """
 
-    def __call__(self, embeddings: Tensor) -> Tensor:
-        """The sum over all anchors."""
+    def __call__(self, embeddings: Tensor, *inputs: Tensor) -> Tensor:
+        """The sum over all anchors; further `inputs`, such as keypoints, are passed on to `share`."""
         from peclr_dali.models.losses.tensors import require_floats
 
         require_floats("embeddings", embeddings, ("V", "N", "D"))
-        return self.share(embeddings, range(embeddings.shape[1]))
+        return self.share(embeddings, range(embeddings.shape[1]), *inputs)
 
 
 def require_pairs(embeddings: Tensor, *, least: int = 1) -> None:

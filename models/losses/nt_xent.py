@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import Positive
-from peclr_dali.models.losses.loss import AnchorLoss, require_pairs
+from peclr_dali.models.losses.loss import AnchorLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,28 +42,10 @@ class NTXent(AnchorLoss):
     title: ClassVar[str] = "NT-Xent loss"
 
     def share(self, embeddings: Tensor, rows: range) -> Tensor:
-        """The contribution of some samples' anchors to the mean over all 2N anchors; see `AnchorLoss.share`.
+        """The contribution of some samples' anchors to the mean over all 2N anchors; see `tiles.cross_entropy`."""
+        from peclr_dali.models.losses.tiles import cross_entropy
 
-        Raises:
-            TypeError: the embeddings are no tensor of floats.
-            ValueError: the embeddings are not (2, N, D), or `rows` is no part of 0..N-1.
-        """
-        import torch
-        from torch.nn import functional as F
-
-        from peclr_dali.models.losses.tiles import TiledCrossEntropy
-
-        require_pairs(embeddings)
-        _, samples, dim = embeddings.shape
-        if not isinstance(rows, range) or rows != range(samples)[rows.start : rows.stop]:
-            raise ValueError(f"rows = {rows!r}: expected consecutive samples within {range(samples)}")
-        with torch.autocast(embeddings.device.type, enabled=False):
-            exact = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
-            unit = F.normalize(exact, dim=2).view(-1, dim)  # (2N, D)
-            total: Tensor = TiledCrossEntropy.apply(  # type: ignore[no-untyped-call]
-                unit, rows, self.temperature, TILE_ELEMENTS
-            )
-            return total / (2 * samples)
+        return cross_entropy(embeddings, rows, self.temperature, TILE_ELEMENTS)
 
     def chance(self, samples: int) -> tuple[float, str]:
         """ln(2N - 1), the loss if all similarities are equal."""

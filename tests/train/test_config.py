@@ -79,8 +79,8 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
         ("train.batch=1", "greater than or equal to 2"),
         ("geometry.rotation_deg=45", "geometry.rotation_deg = 45"),
         ("pipelines.backend=fast", "'auto', 'dali' or 'cpu'"),
-        ("loss.name=vireg", "loss.name = 'vireg': input should be 'nt_xent' or 'vicreg'"),
-        ("loss.name=[1]", "loss.name = [1]: input should be 'nt_xent' or 'vicreg'"),
+        ("loss.name=vireg", "loss.name = 'vireg': input should be 'nt_xent' or 'weighted_nt_xent' or 'vicreg'"),
+        ("loss.name=[1]", "loss.name = [1]: input should be 'nt_xent' or 'weighted_nt_xent' or 'vicreg'"),
         ("loss.temprature=1", "unknown key loss.temprature: did you mean loss.temperature?"),
         ("loss.gamma=1", "unknown key loss.gamma: it is a key of loss.name = 'vicreg': choose that loss, or leave"),
     ],
@@ -95,8 +95,8 @@ def test_a_key_of_another_loss_is_one_line() -> None:
     with pytest.raises(UserError) as caught:
         load("loss.name=vicreg", "loss.temperature=0.1")
     assert str(caught.value) == (
-        "--set loss.temperature=0.1: unknown key loss.temperature: it is a key of loss.name = 'nt_xent': choose that "
-        "loss, or leave the key out"
+        "--set loss.temperature=0.1: unknown key loss.temperature: it is a key of loss.name = 'nt_xent' or "
+        "'weighted_nt_xent': choose that loss, or leave the key out"
     )
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from peclr_dali.models.losses.loss import Loss
 from peclr_dali.models.losses.nt_xent import NTXent
 from peclr_dali.models.losses.vicreg import VICReg
+from peclr_dali.models.losses.weighted_nt_xent import WeightedNTXent
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.distributed.world import World, buckets, described_world, joined
@@ -64,6 +65,9 @@ def one_rank(recompute: Recompute, loss: Loss, folder: str) -> None:
         (4, "auto", NTXent()),
         (2, "always", VICReg()),
         (3, "auto", VICReg()),
+        (1, "always", WeightedNTXent()),
+        (2, "auto", WeightedNTXent(weights="sigmoid")),
+        (3, "auto", WeightedNTXent()),
     ],
 )
 def test_any_number_of_ranks_trains_the_same_function(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from peclr_dali.models.losses.loss import Loss
 from peclr_dali.models.losses.nt_xent import NTXent
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views
+from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views, keypoints_of_pairs
 
 Recompute = Literal["auto", "always", "never"]
 SIDE_PX = 8
@@ -54,13 +55,15 @@ def images(samples: int, side_px: int = SIDE_PX) -> Batch:
         pixels = torch.randint(0, 256, (samples, 3, side_px, side_px), generator=generator, dtype=torch.uint8)
         return View(pixels, matrix, matrix)
 
-    return Batch((view(), view()), torch.arange(samples), torch.arange(samples))
+    row = torch.arange(samples)
+    keypoints_px = torch.randn(samples, 3, 2, generator=generator).numpy()
+    return Batch((view(), view()), row[:, None].expand(-1, 2), row, all_keypoints_px=keypoints_px)
 
 
 def part(batch: Batch, rows: range) -> Batch:
     cut = slice(rows.start, rows.stop)
     views = tuple(View(v.image[cut], v.matrix[cut], v.source_to_view_px[cut]) for v in batch.views)
-    return Batch(views, batch.samples[cut], batch.positions[cut])
+    return dataclasses.replace(batch, views=views, samples=batch.samples[cut], positions=batch.positions[cut])
 
 
 def to_double(image: Tensor) -> Tensor:
@@ -73,7 +76,7 @@ def to_float(image: Tensor) -> Tensor:
 
 def exact_step(
     model: nn.Module,
-    loss: Callable[[Tensor], Tensor] = NT_XENT,
+    loss: Callable[..., Tensor] = NT_XENT,
     *,
     preprocess: Callable[[Tensor], Tensor] = to_double,
     autocast_dtype: torch.dtype | None = None,
@@ -85,9 +88,13 @@ def exact_step(
     def embed(batch: Batch, rows: slice) -> Tensor:
         return embed_views(lambda image: model(preprocess(image)), UNDO, batch, rows, autocast_dtype=autocast_dtype)
 
-    step = ExactStep(model, embed, loss, **settings)
+    step = ExactStep(model, embed, loss, loss_inputs=lambda batch: inputs_of(loss, batch), **settings)
     step.kept_graphs = step.kept_graphs if kept_graphs is None else kept_graphs
     return step
+
+
+def inputs_of(loss: Callable[..., Tensor], batch: Batch) -> tuple[Tensor, ...]:
+    return keypoints_of_pairs(batch) if isinstance(loss, Loss) and loss.needs_keypoints else ()
 
 
 def run(
@@ -134,7 +141,7 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor], relative: float = 1e-1
 
 
 def plain_gradients(
-    model: nn.Module, samples: int, micro_batch: int, loss_of: Callable[[Tensor], Tensor] = NT_XENT
+    model: nn.Module, samples: int, micro_batch: int, loss_of: Callable[..., Tensor] = NT_XENT
 ) -> tuple[Tensor, list[Tensor]]:
     """Autograd through everything at once; batch norm sees micro-batches."""
     batch = images(samples)
@@ -145,5 +152,5 @@ def plain_gradients(
         matrix = torch.cat([view.matrix for view in small.views])
         for k, embedding in enumerate(UNDO(model(image), matrix, matrix).chunk(2)):
             views[k].append(embedding)
-    loss = loss_of(torch.stack([torch.cat(view) for view in views]))
+    loss = loss_of(torch.stack([torch.cat(view) for view in views]), *inputs_of(loss_of, batch))
     return loss.detach(), list(torch.autograd.grad(loss, list(model.parameters())))

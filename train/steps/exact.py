@@ -8,7 +8,7 @@ each micro-batch's network. As many graphs of the first part are kept as memory 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar, get_args
 
@@ -63,6 +63,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
             graph, (V, n, D). It must call the network once, since batch norm counts only the last call.
         loss: function that takes the embeddings (V, N, D) of the whole batch, and returns a scalar. The ranks share the
             work of an `AnchorLoss`. Any other loss is computed completely on every rank, with the same result on all.
+        loss_inputs: function that takes a batch, and returns further tensors (V, n, ...), such as keypoints. The loss
+            gets those of the whole batch after the embeddings, without graph. By default there are none.
         recompute: "never" keeps the graphs of all micro-batches. "always" keeps none and recomputes each. "auto" keeps
             as many as fit into free memory, by the size of the first one, and at least one. If a GPU lacks memory all
             the same, a single process keeps one less and repeats the step.
@@ -78,7 +80,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
     """
 
     embed: Callable[[B, slice], Tensor]
-    loss: Callable[[Tensor], Tensor]
+    loss: Callable[..., Tensor]
+    loss_inputs: Callable[[B], Sequence[Tensor]] = field(default=lambda _: (), kw_only=True)
     recompute: Recompute = field(default="auto", kw_only=True)
     kept_graphs: int | None = field(init=False, default=None)
     _is_compared: bool = field(init=False, default=False)
@@ -124,7 +127,9 @@ class ExactStep(MicroBatchStep, Generic[B]):
                     embedded.append(self._embed_first(batch, rows, left))
                     add_statistics()
 
-            loss, embeddings, gradient = self._loss_and_gradient(torch.cat([e.detach() for e in embedded], dim=1))
+            loss, embeddings, gradient = self._loss_and_gradient(
+                torch.cat([e.detach() for e in embedded], dim=1), batch
+            )
 
             changes = [embeddings.new_zeros(())]
             with self.own_work.running(self.world.device):
@@ -189,12 +194,13 @@ class ExactStep(MicroBatchStep, Generic[B]):
         log.info(message, kept, largest, graph_bytes / 2**30, free / 2**30)
         return kept
 
-    def _loss_and_gradient(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _loss_and_gradient(self, local: Tensor, batch: B) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, embeddings (V, N, D) of all ranks, and this rank's gradient (V, n, D) times the loss scale."""
         embeddings = self.world.gather_rows(local, self.share, self.batch, dim=1)
+        inputs = [self.world.gather_rows(one, self.share, self.batch, dim=1) for one in self.loss_inputs(batch)]
         leaf = embeddings.requires_grad_()
         shared = self.loss if isinstance(self.loss, AnchorLoss) else None
-        loss = self.loss(leaf) if shared is None else shared.share(leaf, self.share)
+        loss = self.loss(leaf, *inputs) if shared is None else shared.share(leaf, self.share, *inputs)
         require_floats("what loss gives", loss, ())
         (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
         if gradient is None:
@@ -245,3 +251,12 @@ def embed_views(
     if projection.dtype != torch.float64:
         projection = projection.float()
     return undo(projection, matrix, source_to_view_px).view(2, -1, projection.shape[1])
+
+
+def keypoints_of_pairs(batch: Batch) -> tuple[Tensor]:
+    """The keypoints in the first two views, (2, n, K, 2), in pixels of each view. Use it as `ExactStep.loss_inputs`.
+
+    Raises:
+        UserError: the data has no keypoints.
+    """
+    return (torch.stack([batch.keypoints_px(view) for view in range(2)]),)
