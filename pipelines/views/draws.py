@@ -41,6 +41,8 @@ class Draw(IntEnum):
     FLIP = 24  # 1 if applied, else 0
 
 
+_GEOMETRIC = [column for column in Draw if not Draw.HUE <= column <= Draw.VALUE_SHIFT]
+
 COLUMNS = 1 + max(*Draw, *Column)
 """Width of the table of draws."""
 
@@ -67,6 +69,8 @@ def draw_view(augmentation: Augmentation, *, seed: int, epoch: int, view: int, p
     """
     geometry, colour, appearance = augmentation.geometry, augmentation.colour, augmentation.appearance
     uniform = _uniforms(seed, epoch, view, places)
+    if geometry.shared and view % 2:
+        uniform[:, _GEOMETRIC] = _uniforms(seed, epoch, view - 1, places)[:, _GEOMETRIC]
     shift = geometry.translation_frac
     ranges: dict[Draw, Range] = {
         Draw.ANGLE_DEG: geometry.rotation_deg,

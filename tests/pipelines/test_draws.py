@@ -146,6 +146,17 @@ def test_a_shared_factor_scales_hue_and_saturation_alike() -> None:
     np.testing.assert_array_equal(table[:, Draw.HUE], table[:, Draw.SATURATION])
 
 
+def test_views_of_a_pair_share_the_geometry_alone() -> None:
+    shared = Augmentation(dataclasses.replace(CROPPED, shared=True), appearance=ALL)
+    tables = [draw(range(50), shared, view=view) for view in range(4)]
+    alone = [draw(range(50), dataclasses.replace(shared, geometry=CROPPED), view=view) for view in range(4)]
+    geometric = [*range(Draw.MAGNIFICATION + 1), *range(Draw.CROP, Draw.FLIP + 1)]
+    others = [column for column in range(COLUMNS) if column not in geometric]
+    for view, table in enumerate(tables):
+        np.testing.assert_array_equal(table[:, geometric], alone[view - view % 2][:, geometric])
+        np.testing.assert_array_equal(table[:, others], alone[view][:, others])
+
+
 def test_scale_as_margin_is_the_reciprocal_magnification() -> None:
     magnified, margin = draw(range(50)), draw(range(50), Augmentation(GeometryConfig(scale_is="margin")))
     np.testing.assert_allclose(margin[:, Draw.MAGNIFICATION], 1 / magnified[:, Draw.MAGNIFICATION], rtol=1e-6)
