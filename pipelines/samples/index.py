@@ -70,7 +70,7 @@ class Index:
             decoded (EXIF orientation applied), corner-based (the centre of the first pixel is 0.5, 0.5). A side of 0
             means the square around the whole image.
         keypoints_px: (N, K, 2) float32 in the same frame, or None; the K keypoints of `skeleton`. Pictures show them;
-            pre-training never reads them. A keypoint that is not known is NaN.
+            pre-training reads them only for a loss that needs them. A keypoint that is not known is NaN.
         skeleton: the names of the K keypoints, and their bones.
         mirror: (N,) bool, the samples whose canonical view is the box seen in a mirror, left for right, so that left
             hands look like right ones; None mirrors none. The mirror is part of `source_to_view_px` and not of the

@@ -33,6 +33,14 @@ def test_reads_torchvision_files_and_gives_them_back(file: str, tmp_path: Path) 
     assert resnet.load_state_dict(exported, strict=False).missing_keys == ["fc.weight", "fc.bias"]
 
 
+def test_reads_a_file_like_simhands(tmp_path: Path) -> None:
+    """resnet50_simhand.pth, whose whole state dict torchvision's ResNet-50 loads strictly."""
+    state = torchvision.models.resnet50(weights=None).state_dict()
+    torch.save(state, tmp_path / "resnet50_simhand.pth")
+    loaded = build_encoder(EncoderConfig("resnet50", str(tmp_path / "resnet50_simhand.pth"))).library_state_dict()
+    assert all(torch.equal(loaded[name], state[name]) for name in state if not name.startswith("fc."))
+
+
 def test_features_are_torchvisions_pooled_ones() -> None:
     encoder = build_encoder(EncoderConfig("resnet18", "random")).eval()
     assert encoder.feature_dim == 512

@@ -63,7 +63,11 @@ def test_a_file_of_an_earlier_version_gives_the_same_configuration(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "file",
-    sorted(file for folder in ("configs", "configs/cards", "networks") for file in (ROOT / folder).glob("*.toml")),
+    sorted(
+        file
+        for folder in ("configs", "configs/cards", "configs/pairs", "networks")
+        for file in (ROOT / folder).glob("*.toml")
+    ),
     ids=lambda file: file.stem,
 )
 def test_shipped_configurations_are_valid(file: Path) -> None:
