@@ -219,8 +219,8 @@ def pixels_on_cpu() -> Any:
 def item_in_step() -> Any:
     loss_and_gradient = ExactStep._loss_and_gradient
 
-    def with_item(self: Any, local: Tensor) -> Any:
-        found = loss_and_gradient(self, local)
+    def with_item(self: Any, local: Tensor, batch: Any) -> Any:
+        found = loss_and_gradient(self, local, batch)
         assert found[0].item() != 0
         return found
 
