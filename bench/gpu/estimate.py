@@ -26,17 +26,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-import peclr_dali
 from peclr_dali.bench.gpu.card.card import CUDA, Card, CardTensor, card
 from peclr_dali.bench.gpu.card.environment import card_environment
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.shipped import PACKAGE
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import Pretraining
-
-_PACKAGE: Final = Path(peclr_dali.__file__).parent
 
 
 class Gpu(NamedTuple):
@@ -233,7 +231,6 @@ def counting(memory_bytes: float, *, block_bytes: int = _BLOCK_BYTES, **options:
     with (
         card(on_tensor=[count.on_tensor], on_operator=[count.on_operator], **options) as made,
         mock.patch.multiple(torch.cuda, **memory),
-        mock.patch.object(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata),  # 0 for all without data
     ):
         yield made, count
 
@@ -297,7 +294,7 @@ def figures_of(files: Sequence[Path], overrides: Sequence[str], gpus: Sequence[G
     """
     words = json.dumps([[*map(str, files)], [*overrides], gpus])
     with card_environment() as environment:
-        environment |= {"PYTHONPATH": str(_PACKAGE.parent), "CUDA_VISIBLE_DEVICES": ""}
+        environment |= {"PYTHONPATH": str(PACKAGE.parent), "CUDA_VISIBLE_DEVICES": ""}
         line = [sys.executable, "-P", "-m", "peclr_dali.bench.gpu.estimate", words]
         done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -311,7 +308,7 @@ def _main() -> None:
     files, overrides, fields = json.loads(sys.argv[1])
     gpus = [Gpu(*one) for one in fields]
     try:
-        overlay = _PACKAGE / "configs" / "cards" / f"{gpus[0].overlay}.toml"
+        overlay = PACKAGE / "configs" / "cards" / f"{gpus[0].overlay}.toml"
         config = load_config(Config, [*map(Path, files), overlay], [*overrides, *COUNTED])
         figures = count_step(config, gpus)
     except UserError as error:
