@@ -230,7 +230,7 @@ def large_folders(root: Path) -> dict[str, int]:
 
     Caches and hidden folders do not count, nor does the top, where users' files may lie.
     """
-    tops = (path for path in root.iterdir() if path.is_dir() and path.name not in {"tests", "runs", "demo"})
+    tops = (path for path in root.iterdir() if path.is_dir() and path.name not in {"tests", "runs", "demo", "site"})
     folders = (folder for top in tops for folder in (top, *top.rglob("*")) if folder.is_dir())
     shown = (path for path in folders if not re.search(r"(^|/)(\.|__pycache__)", path.relative_to(root).as_posix()))
     counts = {path.relative_to(root).as_posix(): sum(file.is_file() for file in path.iterdir()) for path in shown}

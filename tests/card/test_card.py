@@ -27,7 +27,6 @@ WAITS = {
     "pipelines/render/renderers.py write": f"{EVERY_STEP}, the loader's thread: DALI may reuse its memory",
     "pipelines/render/renderers.py _wait": f"{EVERY_STEP}, the loader's thread: the kernel has read the decoded images",
     "train/steps/exact.py _compare_once": "the first step only",
-    "train/steps/exact.py _decide": "the first step only",
     "train/steps/training_state.py step": f"{EVERY_STEP} of fp16: whether a gradient overflowed decides on LARS",
     "train/steps/training_state.py state_dict": "fp16 only: the scale, for a checkpoint",
     "train/steps/training_state.py weights_are_finite": "before a checkpoint",
@@ -35,10 +34,11 @@ WAITS = {
     "train/runs/checkpoint.py write_checkpoint": "the best network, after a validation",
     "train/runs/meter.py require_finite_loss": "before a row of metrics or a checkpoint",
     "train/runs/meter.py after_step": "a row of metrics",
-    "train/pretrain.py <dictcomp>": "a row of metrics",
+    "train/pretrain.py figures": "a row of metrics",
     "train/finetune.py figures": "a row of metrics",
     "train/trainer.py _take_steps": "before a validation, so that its time is not the steps'",
     "train/runs/pictures.py save_views": "the picture of the first batch",
+    "train/pose/pose_run.py require_finite": "once, when a network was loaded",
     "train/pose/inference.py estimate_share": "a validation's or a prediction's result",
     "train/evaluation/two_pass_crop.py predict": "a prediction's result",
     "train/probe/linear_probe.py load": "once in a run: the labels of the probe's images",
@@ -52,10 +52,10 @@ OTHER_COPIES = {
     "train/steps/training_state.py load_state_dict": "a checkpoint",
     "train/steps/optim.py load_state_dict": "a checkpoint",
     "train/pose/pose_run.py load_pose_run": "a checkpoint",
+    "train/pose/pose_run.py <genexpr>": "once, what a loaded network is tried on",
     "train/pose/inference.py estimate_poses": "a checkpoint's network",
     "train/evaluation/two_pass_crop.py estimate_in_two_passes": "a checkpoint's network",
     "train/probe/linear_probe.py _features": "a probe's images: all of them pinned would take 100 MB for a rare use",
-    "train/steps/exact.py _decide": "the first step only",
 }
 """Functions that may copy to the card from memory that is not pinned, or wait for the copy, and why."""
 
@@ -113,7 +113,7 @@ def test_a_run_asks_the_card_for_nothing_between_two_rows_of_metrics(case: str, 
     ("case", "found"),
     [
         ("broken: a tensor on the CPU", "aten.addcmul.out: cuda (3, 1, 1), cpu (8, 3, 32, 32)"),
-        ("broken: item", "loop: 2 waits, _local_scalar_dense at train/steps/exact.py __call__"),
+        ("broken: item", "loop: 2 waits, _local_scalar_dense at train/steps/exact.py _step"),
         ("broken: an unpinned copy", "loop: 4 copies, copy to the card at pipelines/batch.py"),
     ],
 )
