@@ -16,7 +16,7 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
-from peclr_dali.pipelines.sources.subsets import rows_of_split
+from peclr_dali.pipelines.sources.subsets import refuse_part, rows_of_split
 from peclr_dali.skeleton import SKELETONS, THUMB_IN_ANATOMY, Skeleton
 
 ANNOTATIONS: Final = "annotations.json"
@@ -37,11 +37,7 @@ def load_coco(config: DataConfig) -> Index:
         UserError: the file is missing or does not fit the format, or has no labelled keypoint; a part is chosen.
     """
     refuse_boxes(config, "COCO's annotations hold the boxes")
-    if config.part != "training":
-        raise UserError(
-            f"data.part = {config.part!r}: COCO's annotations have no parts. Leave it out, and set data.split, "
-            "or data.annotations to the file of other images."
-        )
+    refuse_part(config, "COCO's annotations")
     root = Path(config.root)
     file = root / (config.annotations or ANNOTATIONS)
     expected = "keypoints in COCO's JSON format"

@@ -29,7 +29,7 @@ from peclr_dali.pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
 from peclr_dali.pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
 from peclr_dali.pipelines.sources.annotations.stored_images import stored_images
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
-from peclr_dali.pipelines.sources.subsets import refuse_split
+from peclr_dali.pipelines.sources.subsets import hash_of_name, refuse_split
 from peclr_dali.skeleton import HAND
 
 VALIDATION_FRAC: Final = 0.1
@@ -104,7 +104,7 @@ def load_ho3d(config: DataConfig) -> Index:
         paths=[names[place] for place in places.tolist()],
         box_px=box_px,
         keypoints_px=keypoints_px[usable].astype(np.float32),
-        group=np.array([_number(f"{_recording(sequence)}/{frame}") for sequence, frame in used]),
+        group=np.array([hash_of_name(f"{_recording(sequence)}/{frame}") for sequence, frame in used]),
         targets={
             "K": tables["K"][usable].astype(np.float32),
             "xyz_m": xyz_m.astype(np.float32),
@@ -146,15 +146,10 @@ def _recording(sequence: str) -> str:
     return sequence[:-1] if re.search(r"\d\d$", sequence) else sequence
 
 
-def _number(name: str) -> int:
-    """A hash of a name, 63 bits, the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
-
-
 def _in_split(root: Path, frames: Sequence[tuple[str, str]], split: str) -> npt.NDArray[np.bool_]:
     """Mask of the frames of a split. The recordings with the smallest hashes are the validation set."""
     of_frame = [_recording(sequence) for sequence, _ in frames]
-    recordings = sorted(set(of_frame), key=_number)
+    recordings = sorted(set(of_frame), key=hash_of_name)
     if len(recordings) < 2:
         raise UserError(f"{root}: one recording, {recordings[0]!r}, cannot be split. Use split 'all', or a larger set.")
     held_out = set(recordings[: max(1, round(VALIDATION_FRAC * len(recordings)))])

@@ -26,14 +26,18 @@ _log = logging.getLogger(__name__)
 
 
 def partners_of(index: Index, config: DataConfig) -> Partners | None:
-    """The partners that `config.positive` asks for; None for "self". One line of the log counts images without any.
+    """The partners that `config.positive` asks for; None for "self".
+
+    With "file" and no file, these are the partners that the index has from its dataset. One line of the log counts the
+    images without any.
 
     Raises:
         UserError: the source has no versions, a frame no number, the file of pairs cannot be used, or no image of the
             index has a partner.
     """
     kind = config.positive
-    if (config.pairs is not None) != (kind == "file"):
+    partners = index.partners if config.pairs is None else None
+    if (config.pairs is not None or partners is not None) != (kind == "file"):
         raise UserError(
             f"data.positive = {kind!r} and data.pairs = {config.pairs!r}: data.pairs names the file of pairs of "
             "data.positive = 'file', and is unset otherwise"
@@ -49,7 +53,7 @@ def partners_of(index: Index, config: DataConfig) -> Partners | None:
         partners = of_same_group(index.group)
     elif kind == "time":
         partners = near_in_time(*frames_of(index.paths, index.mirrored), config.positive_frames)
-    else:
+    elif partners is None:
         partners = of_pairs(_read_pairs(Path(str(config.pairs)), index), len(index))
     without = int((partners.count == 0).sum())
     if without == len(index):

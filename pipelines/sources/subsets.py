@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from typing import Final, Literal
 
 import numpy as np
@@ -17,6 +19,20 @@ def refuse_split(config: DataConfig, images: str) -> None:
     """Raise a `UserError` if `data.split` is set for images that are not split."""
     if config.split != "all":
         raise UserError(f'data.split = {config.split!r}: {images} are not split. Set data.split = "all".')
+
+
+def refuse_part(config: DataConfig, annotations: str) -> None:
+    """Raise a `UserError` if `data.part` is set for annotations without parts."""
+    if config.part != "training":
+        raise UserError(
+            f"data.part = {config.part!r}: {annotations} have no parts. Leave it out, and set data.split, "
+            "or data.annotations to the file of other images."
+        )
+
+
+def hash_of_name(name: str) -> int:
+    """A hash of a name, 63 bits."""
+    return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=8).digest(), "big") >> 1
 
 
 def mixed_bits(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -9,23 +9,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import as_numbers, file_name
+from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.image_sizes import read_upright_size_px
 from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.sources.annotations.cache import Tables, remembered
-from peclr_dali.pipelines.sources.annotations.json_stream import elements
+from peclr_dali.pipelines.sources.annotations.json_stream import checked, elements, rows_of_images
 from peclr_dali.pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
-from peclr_dali.pipelines.sources.annotations.stored_images import ENDINGS, stored_images
+from peclr_dali.pipelines.sources.annotations.stored_images import image_name, stored_images
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.subsets import refuse_split
 
@@ -115,13 +115,6 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
     )
 
 
-def _frame_name(name: str) -> str:
-    path = PurePosixPath(file_name(name))
-    if path.is_absolute() or ".." in path.parts or path.suffix not in ENDINGS:
-        raise ValueError(f"{name[:80]!r} is no name like youtube/VIDEO/video/frames/FRAME.png")
-    return name
-
-
 def _mesh(vertices: object) -> npt.NDArray[np.float64]:
     mesh = as_numbers(vertices)
     if mesh is None or mesh.shape != (VERTICES, 3) or not np.isfinite(mesh).all():
@@ -138,7 +131,7 @@ class _Frame:
     """An entry of the file's list "images"; sides in pixels."""
 
     id: int
-    name: Annotated[str, AfterValidator(_frame_name)]
+    name: Annotated[str, AfterValidator(image_name)]
     width: _Side
     height: _Side
 
@@ -154,7 +147,6 @@ class _Hand:
 
 _FRAME: Final = TypeAdapter(_Frame)
 _HAND: Final = TypeAdapter(_Hand)
-T = TypeVar("T")
 
 
 def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables:
@@ -168,44 +160,24 @@ def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables
     low_px, high_px, xyz_px = [], [], []
     for key, entry in elements(file):
         if key == "images":
-            images.append(_checked(_FRAME, entry, f"{file}, image {len(images)}"))
+            images.append(checked(_FRAME, entry, f"{file}, image {len(images)}"))
         elif key == "annotations":
-            hand = _checked(_HAND, entry, f"{file}, annotation {len(image_ids)}")
+            hand = checked(_HAND, entry, f"{file}, annotation {len(image_ids)}")
             image_ids.append(hand.image_id)
             is_left.append(hand.is_left)
             low_px.append(hand.vertices[:, :2].min(axis=0))
             high_px.append(hand.vertices[:, :2].max(axis=0))
             if regressor is not None:
                 xyz_px.append(regressor @ hand.vertices)
-    if not images or not image_ids:
-        raise UserError(
-            f"{file}: {len(images)} images and {len(image_ids)} annotations; expected some in the lists 'images' and "
-            "'annotations'. Unpack the dataset again."
-        )
-    row_of = {image.id: row for row, image in enumerate(images)}
-    for unknown in set(image_ids) - row_of.keys():
-        raise UserError(
-            f"{file}, annotation {image_ids.index(unknown)}: none of the {len(images)} images has the id {unknown}. "
-            "Use images and annotations of one file, as published."
-        )
     tables: Tables = {
         "names": np.array([image.name for image in images]),
         "size_px": np.array([(image.width, image.height) for image in images]),
-        "image": np.array([row_of[image_id] for image_id in image_ids]),
+        "image": rows_of_images(file, [image.id for image in images], image_ids),
         "is_left": np.array(is_left),
         "low_px": np.array(low_px),
         "high_px": np.array(high_px),
     }
     return tables if regressor is None else {**tables, "xyz_px": np.array(xyz_px)}
-
-
-def _checked(kind: TypeAdapter[T], entry: object, where: str) -> T:
-    try:
-        return kind.validate_python(entry)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = "".join(f" {name}:" for name in first["loc"])
-        raise UserError(f"{where}:{place} {first['msg'][:160]}. Unpack the dataset again.") from error
 
 
 def _scales(

@@ -1,17 +1,21 @@
-"""Reads large JSON files element by element, so that they need not fit into memory."""
+"""Reads large JSON files element by element, so that they need not fit into memory, and checks the elements."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeVar
 
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import open as open_with_progress
 
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 
 _PIECE_CHARS = 1 << 22
@@ -20,6 +24,8 @@ _LONG_BYTES = 50_000_000
 
 _NOT_SPACE: Final = re.compile(r"[^ \t\n\r]")
 _AFTER_NUMBER: Final = frozenset(",]} \t\n\r")
+
+T = TypeVar("T")
 
 
 def elements(file: Path) -> Iterator[tuple[str, Any]]:
@@ -33,6 +39,36 @@ def elements(file: Path) -> Iterator[tuple[str, Any]]:
     expected = "the dataset's annotations, a JSON object"
     with dataset_file(file, expected, "Check data.root, or unpack the dataset again.") as path, _open(path) as text:
         yield from _Reader(text).lists()
+
+
+def checked(kind: TypeAdapter[T], entry: object, where: str) -> T:
+    """The element as `kind` describes it; a `UserError` names its place, `where`, and the first mistake."""
+    try:
+        return kind.validate_python(entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f" {name}:" for name in first["loc"])
+        raise UserError(f"{where}:{place} {first['msg'][:160]}. Unpack the dataset again.") from error
+
+
+def rows_of_images(file: Path, images: Sequence[Hashable], image_ids: Sequence[Hashable]) -> IntArray:
+    """The row among `images`, which are ids, of the image of each annotation, (N,).
+
+    Raises:
+        UserError: there are no images or no annotations, or an annotation's image is unknown.
+    """
+    if not images or not image_ids:
+        raise UserError(
+            f"{file}: {len(images)} images and {len(image_ids)} annotations; expected some in the lists 'images' and "
+            "'annotations'. Unpack the dataset again."
+        )
+    row_of = {image: row for row, image in enumerate(images)}
+    for unknown in set(image_ids) - row_of.keys():
+        raise UserError(
+            f"{file}, annotation {image_ids.index(unknown)}: none of the {len(images)} images has the id {unknown}. "
+            "Use images and annotations of one file, as published."
+        )
+    return np.array([row_of[image] for image in image_ids], np.int64)
 
 
 def _open(file: Path) -> AbstractContextManager[IO[str]]:

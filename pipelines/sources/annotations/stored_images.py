@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
+
+from peclr_dali.parsing import file_name
 
 ENDINGS: Final = (".png", ".jpg", ".jpeg")
 
 
+def image_name(name: str) -> str:
+    """Return a path below a folder with one of `ENDINGS`. Others are a ValueError."""
+    path = PurePosixPath(file_name(name))
+    if path.is_absolute() or ".." in path.parts or path.suffix not in ENDINGS:
+        raise ValueError(f"{name[:80]!r} is no name like VIDEO/FRAME.png or VIDEO/FRAME.jpg, relative to data.root")
+    return name
+
+
 def stored_images(root: Path, stems: Iterable[str]) -> list[str | None]:
-    """For each path without its ending: the path of the image that exists, or None."""
+    """For each path without its ending: the path of the image that exists, or None.
 
-    @cache
-    def listing(folder: str) -> frozenset[str]:
-        try:
-            return frozenset(os.listdir(root / folder))  # noqa: PTH208  half the cost of iterdir
-        except OSError:
-            return frozenset()
-
-    def stored(stem: str) -> str | None:
+    One folder's listing is in memory at a time.
+    """
+    rows_of = defaultdict[str, list[int]](list)
+    names = list[str]()
+    for row, stem in enumerate(stems):
         folder, _, name = stem.rpartition("/")
-        return next((stem + ending for ending in ENDINGS if name + ending in listing(folder)), None)
-
-    return [stored(stem) for stem in stems]
+        rows_of[folder].append(row)
+        names.append(name)
+    stored: list[str | None] = [None] * len(names)
+    for folder, rows in rows_of.items():
+        try:
+            listing = frozenset(os.listdir(root / folder))  # noqa: PTH208  half the cost of iterdir
+        except OSError:
+            continue
+        within = folder and folder + "/"
+        for row in rows:
+            stem = names[row]
+            for ending in ENDINGS:
+                if (name := stem + ending) in listing:
+                    stored[row] = within + name
+                    break
+    return stored
