@@ -1,17 +1,19 @@
-"""One pose of the dataset, a pure function of (seed, pose).
+"""One pose of the dataset, or the frames of a film of a moving hand, a pure function of (seed, number).
 
 The camera's frame is x right, y down, z forward; pixels are corner-based (the centre of the first one is 0.5, 0.5).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from peclr_dali.skeleton import HAND
 from peclr_dali.synthetic.field import ARM, BALL, BOX, CYLINDER, Solids, arm_rotation, build_hand, distance_to_skin
 from peclr_dali.synthetic.jit import Floats
-from peclr_dali.synthetic.kinematics import HandShape, draw_shape, rotation_x, rotation_y, rotation_z
-from peclr_dali.synthetic.poses import draw_pose
+from peclr_dali.synthetic.kinematics import HandShape, draw_shape, pose_hand, rotation_x, rotation_y, rotation_z
+from peclr_dali.synthetic.poses import between, draw_pose
 from peclr_dali.synthetic.render import Rendering, render
 from peclr_dali.synthetic.surface import Paint, draw_paint
 
@@ -22,6 +24,10 @@ _FACING = np.diag([1.0, -1.0, -1.0])
 
 _SLEEVES = 0.4
 _HOLDING = 0.15
+_FRAMES_PER_POSE = 16
+# Standard deviations from a film's mean: the viewpoint's three angles in radians, the hand's size and place and the
+# place of the background in pixels.
+_DRIFT = (0.3, 0.15, 0.25, 12.0, 8.0, 8.0, 20.0, 20.0)
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,20 @@ def project(points_m: Floats, intrinsics: Floats) -> Floats:
     return np.asarray(image[:, :2] / image[:, 2:])
 
 
-def draw_camera(rng: np.random.Generator, joints_m: Floats) -> Camera:
-    """A camera that sees the joints (21, 3) roughly centred, over about half of the picture.
+class Viewpoint(NamedTuple):
+    """Where a camera stands: angles in radians, focal lengths, and the size and place of the hand in the picture."""
+
+    turn: float
+    tilt: float
+    lean: float
+    focal: float
+    focal_x: float
+    wanted_px: float
+    centre_px: Floats
+
+
+def draw_viewpoint(rng: np.random.Generator) -> Viewpoint:
+    """A viewpoint that sees the hand roughly centred, over about half of the picture.
 
     The hand turns freely about its long axis: it shows its back, its palm or an edge. This axis leaves the picture
     plane by up to about 60 degrees. In the picture it mostly points upwards.
@@ -54,12 +72,18 @@ def draw_camera(rng: np.random.Generator, joints_m: Floats) -> Camera:
     turn = float(rng.uniform(-np.pi, np.pi))
     tilt = float(np.clip(rng.normal(0.0, 0.5), -1.05, 1.05))
     lean = float(rng.normal(0.0, 0.9))
-    rotation = rotation_z(lean) @ rotation_x(tilt) @ _FACING @ rotation_y(turn)
     focal = float(rng.uniform(400.0, 600.0))
     focal_x = focal * float(rng.uniform(0.997, 1.003))
-    intrinsics = np.array([[focal_x, 0.0, SIDE_PX / 2], [0.0, focal, SIDE_PX / 2], [0.0, 0.0, 1.0]])
     wanted_px = float(rng.uniform(92.0, 148.0))
     centre_px = SIDE_PX / 2 + np.clip(rng.normal(0.0, 6.0, 2), -16.0, 16.0)
+    return Viewpoint(turn, tilt, lean, focal, focal_x, wanted_px, centre_px)
+
+
+def aim_camera(viewpoint: Viewpoint, joints_m: Floats) -> Camera:
+    """The camera that sees the joints (21, 3) from a viewpoint."""
+    turn, tilt, lean, focal, focal_x, wanted_px, centre_px = viewpoint
+    rotation = rotation_z(lean) @ rotation_x(tilt) @ _FACING @ rotation_y(turn)
+    intrinsics = np.array([[focal_x, 0.0, SIDE_PX / 2], [0.0, focal, SIDE_PX / 2], [0.0, 0.0, 1.0]])
     turned = joints_m @ rotation.T
     translation = np.array([0.0, 0.0, 0.7])
     # Size and position depend on each other by perspective; a few rounds converge to a fraction of a pixel.
@@ -144,7 +168,7 @@ def draw_hand(rng: np.random.Generator) -> Hand:
     shape = draw_shape(rng)
     holding = bool(rng.random() < _HOLDING)
     _, skeleton = draw_pose(rng, shape, grasp=holding)
-    camera = draw_camera(rng, skeleton.joints_m)
+    camera = aim_camera(draw_viewpoint(rng), skeleton.joints_m)
     solids = build_hand(shape, skeleton, camera.rotation, camera.translation_m, _draw_wrist(rng, camera.rotation))
     solids = solids._replace(sleeve=draw_sleeve(rng, solids.parts))
     if holding:
@@ -156,6 +180,39 @@ def draw_hand(rng: np.random.Generator) -> Hand:
         solids=solids,
         paint=draw_paint(rng),
     )
+
+
+def draw_film(rng: np.random.Generator, frames: int) -> Iterator[tuple[Hand, Floats]]:
+    """Draw a person whose empty hand moves through several poses, before a camera that drifts.
+
+    Yields the hand of each frame, and the shift (2,) of the background in pixels. A pose takes 16 frames. Shape, skin,
+    sleeve, wrist and focal length stay.
+    """
+    shape, paint = draw_shape(rng), draw_paint(rng)
+    count = 2 + (frames - 1) // _FRAMES_PER_POSE
+    poses = [draw_pose(rng, shape, grasp=False)[0] for _ in range(count)]
+    base = draw_viewpoint(rng)
+    offsets = rng.normal(0.0, _DRIFT, (count, len(_DRIFT)))
+    at_start = aim_camera(base, pose_hand(shape, poses[0]).joints_m)
+    wrist, sleeve_seed = _draw_wrist(rng, at_start.rotation), int(rng.integers(2**63))
+    for frame in range(frames):
+        number, along = divmod(frame / _FRAMES_PER_POSE, 1.0)
+        first, second = poses[int(number) : int(number) + 2]
+        weight = along * along * (3.0 - 2.0 * along)  # slow at a pose, fast between two
+        drift = (1.0 - weight) * offsets[int(number)] + weight * offsets[int(number) + 1]
+        skeleton = pose_hand(shape, between(shape, first, second, weight))
+        viewpoint = base._replace(
+            turn=base.turn + drift[0],
+            tilt=float(np.clip(base.tilt + drift[1], -1.05, 1.05)),
+            lean=base.lean + drift[2],
+            wanted_px=float(np.clip(base.wanted_px + drift[3], 92.0, 148.0)),
+            centre_px=base.centre_px + np.clip(drift[4:6], -16.0, 16.0),
+        )
+        camera = aim_camera(viewpoint, skeleton.joints_m)
+        solids = build_hand(shape, skeleton, camera.rotation, camera.translation_m, wrist)
+        solids = solids._replace(sleeve=draw_sleeve(np.random.default_rng(sleeve_seed), solids.parts))
+        xyz_m = skeleton.joints_m @ camera.rotation.T + camera.translation_m
+        yield Hand(shape, camera, xyz_m, solids, paint), drift[6:]
 
 
 def _draw_wrist(rng: np.random.Generator, rotation: Floats) -> tuple[float, float]:
