@@ -109,6 +109,20 @@ def refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
         raise UserError(f"{out} is an input of this command and is not overwritten: name another file")
 
 
+def refuse_existing(outputs: Iterable[Path]) -> None:
+    """Raise a `UserError` if one of the files that a command will write exists already, or could not be written."""
+    for file in outputs:
+        try:
+            if os.path.lexists(file):  # a link that leads nowhere too
+                raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
+            if not file.parent.is_dir():
+                raise UserError(f"{file.parent}: no such folder. Make it first.")
+            file.touch()
+            file.unlink()
+        except OSError as error:
+            raise UserError(f"{file}: cannot be written ({error.strerror}). Name another file.") from error
+
+
 def is_among(file: Path, others: Iterable[Path]) -> bool:
     """Whether a file is one of the others, under the same name or another; False if it does not exist."""
     try:

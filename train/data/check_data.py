@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, each_source
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
@@ -24,6 +22,7 @@ from peclr_dali.pipelines.samples.bad_list import write_bad_list
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.store import in_order
 from peclr_dali.pipelines.sources import load_index
+from peclr_dali.writing import refuse_existing
 
 
 @dataclass(frozen=True)
@@ -70,16 +69,7 @@ def check_data(
     lists = {"data": out}  # key: table of the configuration
     if len(sources) > 1:
         lists = {f"data.{number}": out.with_suffix(f".{number}{out.suffix}") for number in range(len(sources))}
-    for file in lists.values():
-        try:  # before the work, which may take hours
-            if os.path.lexists(file):  # a link that leads nowhere too
-                raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
-            if not file.parent.is_dir():
-                raise UserError(f"{file.parent}: no such folder. Make it first.")
-            file.touch()
-            file.unlink()
-        except OSError as error:
-            raise UserError(f"{file}: cannot be written ({error.strerror}). Name another file.") from error
+    refuse_existing(lists.values())  # before the work, which may take hours
     # All files: without an earlier list of bad files, and with all labels.
     indices = [load_index(replace(one, bad_list=None, label_fraction=1.0), verify=True) for one in sources]
     total, done, checked = sum(map(len, indices)), 0, []

@@ -72,10 +72,12 @@ def canonical_loader(
     config: Config | FinetuneConfig,
     world: World,
     rotation_deg: float = 0.0,
+    views: int = 1,
 ) -> Loader:
     """Loads this rank's share of the canonical views of `rows` (N,) of an index, each rotated by `rotation_deg`.
 
-    Every step has `each` views for each rank. Surplus views of the last step have positions from N on.
+    Every step has `each` rows for each rank. Surplus rows of the last step have positions from N on. Of two `views`,
+    the second one shows the partner, if the index has partners.
     """
     step_rows, first = each * world.world_size, each * world.rank
     geometry = dataclasses.replace(
@@ -96,7 +98,7 @@ def canonical_loader(
         config.pipelines,
         Augmentation(geometry, ColourConfig(jitter="none")),
         device=world.device,
-        views=1,
+        views=views,
         processes_here=world.local_world_size,
     )
 
