@@ -7,9 +7,14 @@
 #     "tqdm==4.67.1",
 # ]
 # ///
-"""Finds hands in the images of a folder with MediaPipe, and writes boxes and landmarks to a CSV for `data.box`.
+"""Finds hands in images or videos with MediaPipe, and writes boxes and landmarks to a CSV for `data.box`.
 
     uv run tools/find_boxes.py IMAGES OUT.csv
+    uv run tools/find_boxes.py VIDEOS OUT.csv --frames FRAMES
+
+The second command first writes every n-th frame of the videos (a file, or those in a folder and below it) as JPEG, to
+FRAMES/VIDEO/frame_000030.jpg and so on, and then searches FRAMES. The number counts the video's frames from 0. So a
+folder is a sequence and a name has its frame, as `data.positive = "time"` and the command `mine` take them.
 
 uv makes an environment of its own for this script, since MediaPipe needs NumPy below 2. The script imports nothing of
 the project.
@@ -27,6 +32,7 @@ OUT.csv has a row for each hand: file,x0,y0,x1,y1,hand,confidence,wrist_x,wrist_
 The rows are collected in OUT.csv.part, which replaces OUT.csv when all images were searched. The same command continues
 a run that was stopped. It searches images that OUT.csv does not have yet, and keeps the lines that are there, such as
 those that were corrected by hand. OUT.csv.job says what the command was; another folder or other options are refused.
+A video whose frames are there is not read again; the folder of a video appears when its last frame was read.
 """
 
 from __future__ import annotations
@@ -63,6 +69,9 @@ HANDS = ("left", "right", "none", "unreadable")
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 NOT_READ = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
 """Endings of images that the trainer cannot decode."""
+VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm", ".mpg", ".mpeg", ".ts")
+MARK = ".frames.json"
+"""In the folder of a video's frames: which video they are of, and which of its frames."""
 
 GRAPH = "mediapipe/modules/hand_landmark/hand_landmark_tracking_cpu.binarypb"
 
@@ -112,10 +121,15 @@ def row_without_hand(name: str, why: str) -> list[str]:
 
 def start_process(confidence: float, hands: int) -> None:
     """Prepare a worker process."""
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MediaPipe and libjpeg write there
+    start_reader()
     cv2.setNumThreads(1)
     load_detector(confidence, hands)
+
+
+def start_reader() -> None:
+    """Prepare a process that reads videos."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MediaPipe, libjpeg and FFmpeg write there
 
 
 def end_with_parent() -> None:
@@ -190,11 +204,72 @@ def points(marks: Any) -> np.ndarray:
     return np.array([(mark.x, mark.y) for mark in marks])
 
 
-def images_under(root: Path) -> tuple[list[str], Counter[str]]:
+def write_frames(video: str, folder: str, mark: dict[str, Any]) -> tuple[int, int]:
+    """Write every n-th frame of a video, as displayed, into a new folder, with its mark.
+
+    Returns:
+        The number of frames that were read, and the number that the video says to have. Without any, no folder.
+    """
+    part = Path(folder).with_name(f".{Path(folder).name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    capture, read = cv2.VideoCapture(video), 0
+    while capture.grab():
+        if read % mark["--every"] == 0:
+            whole, image = capture.retrieve()
+            if not whole:
+                break
+            encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 95])[1]
+            (part / f"frame_{read:06d}.jpg").write_bytes(encoded.tobytes())
+        read += 1
+    if read:
+        (part / MARK).write_text(json.dumps(mark))
+        part.replace(folder)
+    else:
+        part.rmdir()
+    return read, int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+
+
+def take_frames(root: Path, names: Sequence[str], frames: Path, every: int) -> None:
+    """Write frames of the videos `names` in `root`, one video after the other, in a process that may end at one.
+
+    A folder of frames that are not of this command is refused before any video is read.
+    """
+    todo = []
+    for name in names:
+        video, folder = root / name, frames / name
+        mark = {"video": name, "bytes": video.stat().st_size, "--every": every}
+        if folder.exists() or folder.is_symlink():
+            try:
+                found = json.loads((folder / MARK).read_text())
+            except (OSError, ValueError):
+                found = None
+            if found != mark:
+                of = f"frames of {found}" if found else "not what this script writes there"
+                refuse(f"{folder}: {of}; expected frames of {mark}. Move or remove it, or name other --frames.")
+        else:
+            todo.append((str(video), str(folder), mark))
+    pool, context = None, multiprocessing.get_context("spawn")
+    for video_file, folder_made, mark in tqdm(todo, unit=" videos", disable=not todo):
+        pool = pool or ProcessPoolExecutor(1, context, start_reader)
+        try:
+            read, expected = pool.submit(write_frames, video_file, folder_made, mark).result()
+        except (BrokenProcessPool, cv2.error):
+            pool, read, expected = None, 0, 0
+        shown = video_file if video_file.isprintable() else ascii(video_file)
+        if not read:
+            tqdm.write(f"unreadable: {shown}", file=sys.stderr)
+        elif read < 0.98 * expected:  # some containers only estimate the number
+            tqdm.write(f"cut: {shown}: {read} of {expected} frames could be read", file=sys.stderr)
+    if pool is not None:
+        pool.shutdown()
+
+
+def files_under(root: Path, endings: Sequence[str] = ENDINGS) -> tuple[list[str], Counter[str]]:
     """Names of the images in a folder and below it, sorted; the same that `data.source = "folder"` finds.
 
     Hidden ones are left out. Links to folders are followed, after the folders. The counter has what else is left out:
-    images of other formats by their ending, broken links, and images that are no regular files.
+    images of other formats and videos by their ending, broken links, and files that are no regular ones.
     """
     names, left_out, seen = [], Counter[str](), set()
     folders, links = [""], list[str]()
@@ -209,15 +284,29 @@ def images_under(root: Path) -> tuple[list[str], Counter[str]]:
                 continue
             if entry.is_dir():
                 (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
-            elif ending in NOT_READ:
-                left_out[ending] += 1
-            elif ending not in ENDINGS:
-                continue
-            elif entry.is_file():
+            elif ending in endings and entry.is_file():
                 names.append(inside + entry.name)
-            else:
+            elif ending in endings:
                 left_out["broken links" if entry.is_symlink() else "pipes or devices"] += 1
+            elif ending in (*NOT_READ, *VIDEOS):
+                left_out[ending] += 1
     return sorted(names), left_out
+
+
+def listed(root: Path, endings: Sequence[str] = ENDINGS) -> list[str]:
+    """The names of `files_under` that can stand in the CSV, at least one; what is left out is printed."""
+    names, left_out = files_under(root, endings)
+    for name in names:
+        if not fits_in_a_line(name):
+            print(f"left out: {name!a}: expected a name in UTF-8 without line breaks", file=sys.stderr)
+    others = ", ".join(f"{count} {kind}" for kind, count in left_out.most_common())
+    remedy = " --frames FRAMES takes frames of videos." if endings == ENDINGS and left_out.keys() & VIDEOS else ""
+    if not names:
+        found = f"no {', '.join(endings)} files in it or below it; found {others or 'none'}"
+        refuse(f"{root}: {found}. Check the path.{remedy}")
+    if others and endings == ENDINGS:
+        print(f"{root}: left out: {others}. Convert other images to JPEG or PNG.{remedy}", file=sys.stderr)
+    return [name for name in names if fits_in_a_line(name)]
 
 
 def fits_in_a_line(name: str) -> bool:
@@ -346,9 +435,12 @@ def path_given(text: str) -> Path:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Find hands in the images of a folder; write boxes and landmarks.")
-    parser.add_argument("images", type=path_given, metavar="IMAGES", help="folder of .jpg, .png and .webp files")
+    parser = argparse.ArgumentParser(description="Find hands in images or videos; write boxes and landmarks.")
+    kinds = "folder of .jpg, .png and .webp files; with --frames a video, or a folder of videos"
+    parser.add_argument("images", type=path_given, metavar="IMAGES", help=kinds)
     parser.add_argument("out", type=path_given, metavar="OUT.csv", help="file of boxes, for data.box")
+    parser.add_argument("--frames", type=path_given, help="folder for the frames of videos, the data.root of OUT.csv")
+    parser.add_argument("--every", type=int, default=30, help="with --frames: take every n-th frame [30]")
     parser.add_argument("--confidence", type=float, default=0.5, help="least confidence of a hand, 0 to 1 [0.5]")
     parser.add_argument("--hands", type=int, default=4, help="most hands in an image [4]")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes [the cores]")
@@ -357,6 +449,8 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--confidence {args.confidence}: expected 0 to 1")
     if not (1 <= args.hands <= 100 and 1 <= args.jobs <= 1024):
         parser.error(f"--hands {args.hands} --jobs {args.jobs}: expected 1 to 100 hands and 1 to 1024 processes")
+    if args.every < 1:
+        parser.error(f"--every {args.every}: expected 1 or more")
     if args.out.suffix.lower() != ".csv":
         parser.error(f"{args.out}: expected a name that ends in .csv, as data.box reads it")
     return args
@@ -365,18 +459,16 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Find the hands of all images that OUT.csv does not have yet."""
     args = arguments()
-    if not args.images.is_dir():
-        refuse(f"{args.images}: expected a folder of images. Check the path.")
-    names, left_out = images_under(args.images)
-    for name in (strange := {name for name in names if not fits_in_a_line(name)}):
-        print(f"left out: {name!a}: expected a name in UTF-8 without line breaks", file=sys.stderr)
-    others = ", ".join(f"{count} {kind}" for kind, count in left_out.most_common())
-    if not names:
-        refuse(
-            f"{args.images}: no {', '.join(ENDINGS)} files in it or below it; found {others or 'none'}. Check the path."
-        )
-    if others:
-        print(f"{args.images}: left out: {others}. Convert other images to JPEG or PNG", file=sys.stderr)
+    root, videos, names = args.frames or args.images, list[str](), list[str]()
+    if args.frames and args.images.suffix.lower() in VIDEOS and args.images.is_file():
+        args.images, videos = args.images.parent, [args.images.name]
+    elif not args.images.is_dir():
+        kind = "a video or a folder of videos" if args.frames else "a folder of images, or --frames with a video"
+        refuse(f"{args.images}: expected {kind}. Check the path.")
+    elif args.frames:
+        videos = listed(args.images, VIDEOS)
+    else:
+        names = listed(root)
     out = Path(os.path.realpath(args.out))
     job_file, part_file = (out.with_name(out.name + ending) for ending in (".job", ".part"))
     for file in (out, job_file, part_file):
@@ -391,26 +483,29 @@ def main() -> None:
         refuse(f"{args.out}: another process writes this file. Wait for it, or name another file.")
     except OSError as error:
         refuse(f"{args.out}: {error.strerror}. Name a file that can be written.")
-    job = {"IMAGES": str(args.images.resolve()), "--confidence": args.confidence, "--hands": args.hands}
+    job = {"IMAGES": str(root.resolve()), "--confidence": args.confidence, "--hands": args.hands}
     with lock:
         content = out.read_bytes() if out.exists() else b""
         rows = rows_in(content, str(args.out))
         done = {row[0].removeprefix("./") for row in rows}
         begun = part_file.exists() and part_file.stat().st_size > len(HEADER)
         begin(lock, job, has_rows=bool(rows) or begun)
+        if videos:
+            take_frames(args.images, videos, args.frames, args.every)
+            names = listed(root)
         part_file.touch()
         with part_file.open("r+b") as part:
             new = [row for row in rows_so_far(part) if row[0] not in done]
             done |= {row[0] for row in new}
-            todo = [name for name in names if name not in done | strange]
+            todo = [name for name in names if name not in done]
             total = len(done) + len(todo)
             with tqdm(total=total, initial=len(done), unit=" images", smoothing=0.02, mininterval=1) as progress:
-                for found in find_all(args.images, todo, args):
+                for found in find_all(root, todo, args):
                     part.write(as_csv(found))
                     part.flush()
                     new += found
                     if found[0][5] == "unreadable":
-                        path = str(args.images / found[0][0])
+                        path = str(root / found[0][0])
                         progress.write(f"unreadable: {path if path.isprintable() else ascii(path)}", file=sys.stderr)
                     progress.update()
         if new or not content:

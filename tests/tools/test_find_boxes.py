@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -20,13 +22,18 @@ pytest.importorskip("tqdm")
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.partners import frames_of
 from peclr_dali.pipelines.sources.boxes import read_boxes
 from peclr_dali.pipelines.sources.folder import _NOT_READ, load_folder
 from peclr_dali.skeleton import HAND
 from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.pose.predict import read_picture
+from peclr_dali.train.runs.pictures import draw_skeleton
+from tests.command_line import as_options, run_cli
 from tests.conftest import Record
 from tests.tools import mortal_detector
+from tests.train import tiny_run
+from tests.train.tiny_hands import random_hands_m
 from tools import find_boxes
 from tools.find_boxes import FoundHand, as_csv, rows_so_far
 
@@ -49,7 +56,7 @@ def test_it_lists_the_images_that_a_source_lists(tmp_path: Path) -> None:
     for name in ("1.HEIC", "b/2.heic", "3.tif"):
         (root / name).write_bytes(b"")
     os.mkfifo(root / "b" / "pipe.jpg")
-    names, left_out = find_boxes.images_under(root)
+    names, left_out = find_boxes.files_under(root)
     assert names == load_folder(DataConfig("folder", str(root))).paths == ["a.PNG", "b/c/1.jpg", "out/ö 3.webp"]
     assert left_out == {".heic": 2, ".tif": 1, "broken links": 1, "pipes or devices": 1}
     assert find_boxes.NOT_READ == _NOT_READ
@@ -307,6 +314,120 @@ def test_images_beyond_the_detector_are_made_smaller(monkeypatch: pytest.MonkeyP
     for size in ((1, 20_000), (60_000, 60), (300_000, 1)):
         (hand,) = find_boxes.find_hands(np.zeros((*size, 3), np.uint8))
         np.testing.assert_allclose(hand.landmarks_px, np.full((21, 2), size[::-1]))
+
+
+def write_video(file: Path, hands_px: Any) -> None:
+    """A video of 96 x 64 pixels, with a drawn hand (21, 2) in each frame."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    codec = cv2.VideoWriter.fourcc(*("mp4v" if file.suffix == ".mp4" else "MJPG"))
+    writer = cv2.VideoWriter(str(file), codec, 25, (96, 64))
+    for hand_px in hands_px:
+        frame = np.full((64, 96, 3), 90, np.uint8)
+        draw_skeleton(frame, hand_px, HAND)
+        writer.write(frame[..., ::-1])
+    writer.release()
+
+
+def moving_hands_px(at_px: float) -> Any:
+    """Forty frames (40, 21, 2) of a hand that turns and moves, the same pose in each frame of another video."""
+    points = np.linspace(
+        random_hands_m(np.random.default_rng(0), 1)[0], random_hands_m(np.random.default_rng(1), 1)[0], 40
+    )
+    flat = points[..., :2] / points[..., 2:]
+    return 120 * (flat - flat.mean(axis=1, keepdims=True)) + [at_px, 30]
+
+
+@pytest.fixture
+def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two videos and two damaged ones in a folder, and the hands in the frames of each; the detector knows them."""
+    hands_px = {"a.mp4": moving_hands_px(40), "b/a.avi": moving_hands_px(55)}
+    for name, moving in hands_px.items():
+        write_video(tmp_path / "videos" / name, moving)
+    whole = (tmp_path / "videos" / "b" / "a.avi").read_bytes()
+    (tmp_path / "videos" / "bad.mp4").write_bytes(b"no video")
+    (tmp_path / "videos" / "cut.avi").write_bytes(whole[: len(whole) // 2])
+    hands_px["cut.avi"] = hands_px["b/a.avi"]
+
+    def found(root: Path, names: list[str], args: Any) -> Any:
+        for name in names:
+            video, _, frame = name.rpartition("/")
+            yield [FoundHand(hands_px[video][int(frame[6:12])], "right", 0.9).row(name)]
+
+    monkeypatch.setattr(find_boxes, "find_all", found)
+    monkeypatch.chdir(tmp_path)
+    return hands_px
+
+
+def test_frames_of_videos(
+    videos: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["find_boxes.py", "videos", "boxes.csv", "--frames", "frames", "--every", "8"]
+    monkeypatch.setattr(sys, "argv", command)
+    find_boxes.main()
+    printed = capfd.readouterr().err
+    assert "unreadable: videos/bad.mp4" in printed
+    assert re.search(r"cut: videos/cut.avi: [12]\d of 40 frames could be read", printed)
+    boxes = Path("boxes.csv").read_bytes()
+    names = sorted(str(file.relative_to("frames")) for file in Path("frames").rglob("*.jpg"))
+    assert [name for name in names if "cut" not in name] == [
+        f"{video}/frame_{number:06d}.jpg" for video in ("a.mp4", "b/a.avi") for number in range(0, 40, 8)
+    ]
+    frame = read_picture("frames/b/a.avi/frame_000032.jpg").astype(int)
+    wrist_x, wrist_y = videos["b/a.avi"][32, 0].astype(int)
+    assert frame[wrist_y, wrist_x].min() > 200  # the wrist is white
+    Path("frames/a.mp4").rename("frames/.a.mp4.part")  # as a run leaves it that was stopped: the video is read again
+    untouched = Path("frames/b/a.avi/frame_000000.jpg").stat().st_mtime_ns
+    find_boxes.main()
+    assert Path("boxes.csv").read_bytes() == boxes
+    assert sorted(str(file.relative_to("frames")) for file in Path("frames").rglob("*.jpg")) == names
+    assert Path("frames/b/a.avi/frame_000000.jpg").stat().st_mtime_ns == untouched
+    assert not list(Path("frames").rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("videos", "boxes.csv"), "videos: no .jpg, .jpeg, .png, .webp files in it or below it; found 2 .mp4, 2 .avi."),
+        (
+            ("none.mp4", "boxes.csv", "--frames", "f"),
+            "none.mp4: expected a video or a folder of videos. Check the path.",
+        ),
+        (("videos/bad.mp4", "boxes.csv", "--frames", "f"), "f: no .jpg, "),
+        (("videos", "boxes.csv", "--frames", "mine"), "mine/a.mp4: not what this script writes there; expected frames"),
+        (("videos", "boxes.csv", "--frames", "f", "--every", "0"), "--every 0: expected 1 or more"),
+    ],
+)
+def test_wrong_videos_are_one_line(
+    videos: dict[str, Any], call: Callable[..., str], arguments: Sequence[str], line: str
+) -> None:
+    Path("mine/a.mp4").mkdir(parents=True)
+    assert line in call(*arguments, refused=True).splitlines()[-1]
+    assert not list(Path("mine").rglob("*.jpg"))
+
+
+def test_from_videos_to_pre_training_on_pairs(
+    videos: dict[str, Any], call: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The three commands of README: each hand is paired with the same moment of the other video."""
+    for name in ("bad.mp4", "cut.avi"):
+        (tmp_path / "videos" / name).unlink()
+    assert "20 hands" in call("videos", "boxes.csv", "--frames", "frames", "--every", "4")
+    data = ["data.source=folder", "data.root=frames", "data.box=boxes.csv"]
+    assert run_cli("mine", *as_options(data), "pairs.csv") == 0
+    with Path("pairs.csv").open(newline="") as file:
+        pairs = {row["file"]: row["positive"] for row in csv.DictReader(file)}
+    assert pairs == {
+        f"{video}/frame_{number:06d}.jpg": f"{other}/frame_{number:06d}.jpg"
+        for video, other in (("a.mp4", "b/a.avi"), ("b/a.avi", "a.mp4"))
+        for number in range(0, 40, 4)
+    }
+    positive = ["data.positive=file", "data.pairs=pairs.csv", "train.epochs=1", "run.out=run"]
+    assert run_cli("pretrain", *as_options([*tiny_run.TINY, *data, *positive])) == 0
+    assert tiny_run.rows_of(Path("run"))
+    index = load_folder(DataConfig("folder", "frames", box="boxes.csv"))
+    sequence, frame = frames_of(index.paths, index.mirrored)
+    assert sequence.tolist() == [*[0] * 10, *[1] * 10]
+    assert frame.tolist() == [*range(0, 40, 4)] * 2
 
 
 @pytest.mark.slow
