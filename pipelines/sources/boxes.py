@@ -95,10 +95,10 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
             a second one without "hand".
     """
     row_of = {name: row for row, name in enumerate(names)}
-    seen, repeated = dict[object, _Row](), list[_Row]()
+    seen, repeated, left = set[object](), list[str](), list[bool]()
     images, edges_px, landmarks_px = list[int](), list[npt.NDArray[np.float64]](), list[npt.NDArray[np.float32]]()
-    rows = _rows(file)
-    for row in rows:
+    for row in _rows(file):  # not kept: millions of rows are read
+        has_hands = row.hand is not None
         image = row_of.get(row.name.removeprefix("./")) if isinstance(row.name, str) else None
         if image is None:
             raise UserError(
@@ -117,10 +117,12 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
         if box_px is None or box_px.shape != (4,) or not np.isfinite(box_px).all() or (box_px[2:] <= box_px[:2]).any():
             expected = "x0, y0, x1, y1 in pixels with x0 < x1 and y0 < y1"
             raise row.wrong(f"{_text(list(row.edges))} is not a box", expected)
-        key = image if row.hand is None else (image, row.hand, *box_px.tolist())
-        if seen.setdefault(key, row) is not row:
-            repeated.append(row)
+        key = image if row.hand is None else (image, row.hand, box_px.tobytes())
+        if key in seen:
+            repeated.append(row.where)
             continue
+        seen.add(key)
+        left.append(row.hand == "left")
         if row.landmarks is not None:
             landmarks_px.append(_landmarks_px(row, row.landmarks))
         images.append(image)
@@ -128,15 +130,13 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
     if not seen:
         raise UserError(f"{file}: holds no box. Add boxes, or leave data.box out to use whole images.")
     if repeated:
-        where, count = repeated[0].where, len(repeated)
-        _log.warning("%s: the same hand as in a row before; %d such rows are left out", where, count)
+        _log.warning("%s: the same hand as in a row before; %d such rows are left out", repeated[0], len(repeated))
     order = np.argsort(images, kind="stable")
     edges = np.array(edges_px)[order]
-    left = np.array([row.hand == "left" for row in seen.values()])[order]
     return Boxes(
         np.array(images, np.int64)[order],
         squares_around(edges[:, :2], edges[:, 2:]),
-        None if rows[0].hand is None else left,
+        np.array(left)[order] if has_hands else None,
         np.array(landmarks_px)[order] if landmarks_px else None,
     )
 
@@ -188,7 +188,7 @@ def _with_whole_images(boxes: Boxes, file: Path, names: Sequence[str]) -> npt.ND
     return boxes_px
 
 
-def _rows(file: Path) -> list[_Row]:
+def _rows(file: Path) -> Iterator[_Row]:
     read = {".csv": _csv_rows, ".json": _json_rows}.get(file.suffix.lower())
     if read is None:
         raise UserError(
@@ -197,7 +197,7 @@ def _rows(file: Path) -> list[_Row]:
         )
     remedy = "Mend it, or give the path of another .csv or .json file."
     with dataset_file(file, "a file of boxes in UTF-8", remedy) as path:
-        return list(read(file, path.read_text(encoding="utf-8-sig")))
+        yield from read(file, path.read_text(encoding="utf-8-sig"))
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[_Row]:

@@ -69,7 +69,7 @@ def test_partners_are_the_nearest_of_other_groups(data: st.DataObject) -> None:
 def test_cells_find_most_of_the_nearest_and_never_one_of_the_same_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the points are in one group, so its cells hold too few others, and more cells are searched."""
     rng = np.random.default_rng(0)
-    points = np.concatenate([rng.normal(0, 0.1, (1500, 4)), rng.normal(0, 2, (1500, 4))]).astype(np.float32)
+    points = np.concatenate([rng.normal(9, 0.1, (1500, 4)), rng.normal(0, 2, (1500, 4))]).astype(np.float32)
     group = np.concatenate([np.zeros(1500, np.int64), rng.integers(1, 40, 1500)])
     exact = most_similar(points, group, 2)
     for name, value in (("EXACT_UP_TO", 100), ("PER_CELL", 60), ("PROBED", 6)):
