@@ -24,8 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 EVERY_STEP = "in every step"
 WAITS = {
-    "pipelines/render/renderers.py write": f"{EVERY_STEP}, the loader's thread: DALI may reuse its memory",
-    "pipelines/render/renderers.py _wait": f"{EVERY_STEP}, the loader's thread: the kernel has read the decoded images",
+    "pipelines/render/renderers.py _wait": f"{EVERY_STEP}, the loader's thread: DALI may reuse the memory of what it decoded",
     "train/steps/exact.py _compare_once": "the first step only",
     "train/steps/training_state.py step": f"{EVERY_STEP} of fp16: whether a gradient overflowed decides on LARS",
     "train/steps/training_state.py state_dict": "fp16 only: the scale, for a checkpoint",
@@ -33,7 +32,6 @@ WAITS = {
     "train/runs/checkpoint.py wait": "the thread that writes checkpoints",
     "train/runs/checkpoint.py write_checkpoint": "the best network, after a validation",
     "train/runs/meter.py require_finite_loss": "before a row of metrics or a checkpoint",
-    "train/runs/meter.py after_step": "a row of metrics",
     "train/pretrain.py figures": "a row of metrics",
     "train/finetune.py figures": "a row of metrics",
     "train/trainer.py _take_steps": "before a validation, so that its time is not the steps'",
