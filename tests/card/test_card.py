@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 EVERY_STEP = "in every step"
 WAITS = {
-    "pipelines/render/renderers.py _wait": f"{EVERY_STEP}, the loader's thread: DALI may reuse the memory of what it decoded",
+    "pipelines/render/renderers.py _wait": f"{EVERY_STEP}, the loader's thread: DALI may reuse its memory",
     "train/steps/exact.py _compare_once": "the first step only",
     "train/steps/training_state.py step": f"{EVERY_STEP} of fp16: whether a gradient overflowed decides on LARS",
     "train/steps/training_state.py state_dict": "fp16 only: the scale, for a checkpoint",

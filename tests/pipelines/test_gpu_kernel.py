@@ -281,7 +281,7 @@ def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, m
     )
     del images
     gc.collect()
-    assert event.mock_calls == [call.kernel(), call.record("stream")]
+    assert event.mock_calls == [call.kernel(), call.record()]
     assert held() is not None
     finish()
     assert event.mock_calls[2:] == [call.synchronize()]

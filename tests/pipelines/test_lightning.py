@@ -102,7 +102,7 @@ def test_lightning_converts_a_batch() -> None:
     """As it does with precision = "64-true": it writes into a copy of the dataclass."""
     view = View(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.ones(2, 2, 3), torch.ones(2, 2, 3))
     keypoints_px = np.ones((2, 21, 2), np.float32)
-    batch = Batch((view, view), torch.arange(2), torch.arange(2), all_keypoints_px=keypoints_px)
+    batch = Batch((view, view), torch.arange(2)[:, None].expand(-1, 2), torch.arange(2), all_keypoints_px=keypoints_px)
     converted = DoublePrecision().convert_input(batch)
     assert isinstance(converted, Batch)
     assert converted.views[1].matrix.dtype == torch.float64

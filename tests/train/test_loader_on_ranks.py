@@ -62,7 +62,9 @@ def test_three_ranks_give_the_gradient_of_one(images: str, tmp_path: Path) -> No
     ]
     for their_loss, their_gradients, their_statistics, _ in outcomes[RANKS]:
         torch.testing.assert_close(their_loss, loss, atol=1e-12, rtol=0)
-        assert_same(their_gradients, expected)
+        # VICReg does not see a shift of all embeddings: the last bias has the gradient 0, but for rounding.
+        assert_same(their_gradients[:-1], expected[:-1])
+        assert max(float(gradient.abs().max()) for gradient in (their_gradients[-1], expected[-1])) < 1e-13
         assert_same(their_statistics, statistics)
 
 

@@ -131,7 +131,7 @@ def test_shares_are_summed_when_counts_change(tmp_path: Path) -> None:
     bad_files = BadFiles(index, DataConfig(max_bad_share=0.6), tmp_path / "a", World())
     bad_files.load_state_dict({"used": [10], "met": {1: ["empty file", 14]}})
     found = [bad_files.too_many]
-    batch = Batch((), torch.tensor([0]), torch.tensor([0]), torch.tensor([1] * 8))
+    batch = Batch((), torch.tensor([[0]]), torch.tensor([0]), torch.tensor([1] * 8))
     for agree in (False, True):
         found.append(bad_files.too_many)
         bad_files.count(batch, {1: "empty file"}, agree=agree)
@@ -147,7 +147,7 @@ def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
         for name in ("tidy", "untidy")
     ]
     rows = torch.cat([torch.arange(20), 50 + torch.arange(18)])
-    batch = Batch((), rows, torch.arange(len(rows)), torch.tensor([98, 98]))
+    batch = Batch((), rows[:, None], torch.arange(len(rows)), torch.tensor([98, 98]))
     for limits, too_many in (((0.01, 0.2), False), ((0.2, 0.01), True)):
         bad_files = BadFiles(
             join(sources, [1, 1]),
