@@ -271,9 +271,11 @@ def before_the_loader(device: torch.device) -> Iterator[None]:
         return
     stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream(device).wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:  # memory of this stream may be used again by the default one
+        torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def set_threads(threads: int | None, world: World) -> None:

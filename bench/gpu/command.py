@@ -132,7 +132,8 @@ def limited(card_bytes: float | None, total_bytes: float) -> dict[str, str]:
     if card_bytes is None:
         return dict(os.environ)
     share = min(1.0, card_bytes * (1 - _OTHERS_SHARE) / total_bytes)
-    return {**os.environ, "PYTORCH_ALLOC_CONF": f"per_process_memory_fraction:{share:.4f}"}
+    options = [os.environ.get("PYTORCH_ALLOC_CONF", ""), f"per_process_memory_fraction:{share:.4f}"]
+    return {**os.environ, "PYTORCH_ALLOC_CONF": ",".join(filter(None, options))}
 
 
 def row_of(overlay: str, train: Row, loader: Row) -> dict[str, Any]:

@@ -150,7 +150,9 @@ def mine(
 
     from peclr_dali.pipelines.config import refuse_among_images
     from peclr_dali.train.data import mine as mining
-    from peclr_dali.train.runs.log import progress_bar
+    from peclr_dali.train.runs.log import configure_logging, progress_bar
+
+    configure_logging()
 
     picture = out.with_suffix(".png")
     refuse_among_images(picture, config.data)
