@@ -45,19 +45,28 @@ def partners_of(index: Index, config: DataConfig) -> Partners | None:
     if kind == "self":
         return None
     if kind == "version":
-        if config.source not in ("freihand", "shards") or index.group is None:
+        if config.source not in ("freihand", "shards") or not index.name.startswith("freihand") or index.group is None:
             raise UserError(
                 f"data.positive = 'version': {index.root} ({config.source}) has no versions of a pose; expected "
                 "FreiHAND's layout or shards packed from it. Choose another data.positive"
             )
         partners = of_same_group(index.group)
     elif kind == "time":
+        if config.source in ("freihand", "shards"):  # whose folders and files are no films
+            raise UserError(
+                f"data.positive = 'time': {index.root} ({config.source}) has no folder for each sequence; expected "
+                "frames such as VIDEO/frame_000030.jpg. Choose another source or another data.positive"
+            )
         partners = near_in_time(*frames_of(index.paths, index.mirrored), config.positive_frames)
     elif partners is None:
         partners = of_pairs(_read_pairs(Path(str(config.pairs)), index), len(index))
     without = int((partners.count == 0).sum())
     if without == len(index):
-        raise UserError(f"data.positive = {kind!r}: no image of {index.root} has a partner. Choose another one")
+        wider = f"no two frames of a sequence are {config.positive_frames} or less apart: set data.positive_frames"
+        raise UserError(
+            f"data.positive = {kind!r}: no image of {index.root} has a partner. "
+            f"{wider if kind == 'time' else 'Choose another data.positive'}"
+        )
     if without:
         _log.warning("%s: %d of %d images have no partner, and pair with themselves", index.root, without, len(index))
     return partners
@@ -80,7 +89,7 @@ def _read_pairs(file: Path, index: Index) -> IntArray:
                 raise UserError(f"{file}, line {lines.line_num}: {len(cells)} cells; expected {len(header)}. Mend it.")
             of = dict(zip(header, cells, strict=True))
             pairs.append([
-                row_of.get((of[name], of.get(number, "0").strip()), -1)
+                row_of.get((of[name].removeprefix("./"), of.get(number, "0").strip()), -1)
                 for name, number in (("file", "number"), ("positive", "positive_number"))
             ])  # fmt: skip
     found = np.array(pairs, np.int64).reshape(-1, 2)

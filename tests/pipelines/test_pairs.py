@@ -32,6 +32,7 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
+from peclr_dali.train.steps.exact import keypoints_of_pairs
 from tests.command_line import run_cli
 from tests.pipelines.harness import BACKENDS, SMALL, Backend, assert_equal, jpeg, load, smooth_image, write_jpegs
 from tests.pipelines.test_loader import UNDECODABLE
@@ -117,6 +118,8 @@ def test_each_view_shows_its_image_and_nothing_else_changes(folder: Index, backe
             for number, sources in enumerate([first, second, first][: len(kinds)]):
                 assert_equal(only(made, number), only(sources, number))
                 assert torch.equal(made.keypoints_px(number), sources.keypoints_px(number))
+        (of_pairs_px,) = keypoints_of_pairs(made)
+        assert torch.equal(of_pairs_px, torch.stack([first.keypoints_px(0), second.keypoints_px(1)]))
     assert folder.group is not None
     lonely = samples[:, 0] == 60
     np.testing.assert_array_equal(folder.group[samples[:, 0]], folder.group[samples[:, 1]])
@@ -179,6 +182,9 @@ def test_another_version_of_a_pose(tmp_path: Path) -> None:
     with make_loader(DataConfig("shards", packed), positive="version", batch=24, device="cpu") as loader:
         assert loader.index.partners is not None
         assert (loader.index.partners.count == 3).all()
+    for config in (DataConfig(root=root, positive="time"), DataConfig("shards", packed, positive="time")):
+        with pytest.raises(UserError, match="has no folder for each sequence"):
+            load_index(config)
 
 
 def test_another_frame_of_a_sequence(tmp_path: Path) -> None:
@@ -188,6 +194,8 @@ def test_another_frame_of_a_sequence(tmp_path: Path) -> None:
     index = load_index(DataConfig("folder", str(tmp_path), positive="time", positive_frames=30))
     assert index.partners is not None
     assert admissible(index.partners) == [[1], [0], [], [4], [3]]
+    with pytest.raises(UserError, match=r"are 1 or less apart: set data\.positive_frames"):
+        load_index(DataConfig("folder", str(tmp_path), positive="time", positive_frames=1))
     left = np.array([True, False, False, True, True])
     sequence, frame = frames_of(index.paths, left)
     assert sequence.tolist() == [0, 1, 1, 2, 2]
@@ -210,7 +218,7 @@ def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     assert admissible(index.partners) == [[2, 3], [], [0], []]
     assert "1 of 4 pairs are of images that are not used" in caplog.text
     assert "2 of 4 images have no partner" in caplog.text
-    pairs.write_text("file,positive\n000.jpg,004.jpg\n")
+    pairs.write_text("file,positive\n./000.jpg,004.jpg\n")
     plain = load_index(DataConfig("folder", str(images), positive="file", pairs=str(pairs)))
     assert plain.partners is not None
     assert admissible(plain.partners) == [[4], [], [], [], []]

@@ -75,6 +75,8 @@ def mine(
     source, *others = each_source(config.data)
     if others:
         raise UserError(f"{1 + len(others)} tables [[data]]: pairs are of one source. Mine each by itself.")
+    if source.source == "shards" and group == "folder":
+        raise UserError(f"{source.root}: shards have no folder for each video. Give --group index, or mine the source.")
     refuse_existing((out, picture))
     index = load_index(replace(source, positive="self", pairs=None))
     known = _known(index)
@@ -94,8 +96,8 @@ def mine(
     hand, place = np.nonzero(similar.rows >= 0)
     partner = similar.rows[hand, place]
     distance = distances(shapes[hand], shapes[partner])
+    _draw_pairs(config, picture, kept, np.stack([hand, partner], axis=1), distance)  # first, since images may be bad
     _write_pairs(out, index, known[hand], known[partner], distance)
-    _draw_pairs(config, picture, kept, np.stack([hand, partner], axis=1), distance)
     return Mined(distance, len(np.unique(hand)), groups, len(index) - len(kept), similar.found)
 
 
