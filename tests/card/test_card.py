@@ -68,6 +68,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         pytest.skip("the card of make-believe needs gcc")
     tests = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
     cases = {str(test.callspec.params["case"]) for test in tests if hasattr(test, "callspec")}
+    cases |= {"fp32"} if "loss on the CPU" in cases else set()  # which is compared with it
     found = tmp_path_factory.mktemp("card") / "seen.json"
     line = [sys.executable, "-m", "tests.card.cases", str(found), *sorted(cases)]
     with card_environment() as environment:
@@ -97,6 +98,8 @@ def unexplained(found: dict[str, Any], *, is_fp16: bool = False) -> list[str]:
 @pytest.mark.parametrize("case", STEPS)
 def test_a_step_neither_waits_nor_mixes_devices(case: str, seen: dict[str, Any]) -> None:
     assert unexplained(seen[case], is_fp16="fp16" in case) == []
+    # All figures in one copy, and whether the weights are finite in another.
+    assert [times for _, _, times in seen[case]["phases"]["row of metrics"]["waits"]] == [1, 1]
     assert seen[case]["phases"]["step"]["operators"] > 500
     assert math.isfinite(seen[case]["loss"])
 
@@ -133,8 +136,7 @@ def test_waits_and_copies_are_seen(case: str, seen: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", ["loss on the CPU"])
 def test_the_loss_is_that_of_a_cpu(case: str, seen: dict[str, Any]) -> None:
-    if "fp32" in seen:
-        assert seen["fp32"]["loss"] == pytest.approx(seen[case]["loss"], rel=1e-5)
+    assert seen["fp32"]["loss"] == pytest.approx(seen[case]["loss"], rel=1e-5)
 
 
 def test_a_process_without_the_library_is_refused() -> None:

@@ -138,6 +138,17 @@ def test_pairs_are_the_same_pose_in_another_video(frames: list[str], capsys: pyt
     assert "pairs.csv: exists already, and nothing is overwritten" in capsys.readouterr().err
 
 
+def test_distances_tell_poses_apart(frames: list[str]) -> None:
+    moved = np.zeros((1, 4, 2), np.float32)
+    moved[0, 0] = 3, 4
+    assert similar.distances(moved, np.zeros_like(moved)).tolist() == [2.5]
+    assert run_cli("mine", *frames, "--count", "12", "pairs.csv") == 0
+    with Path("pairs.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            is_same = row["file"].split("/")[1] == row["positive"].split("/")[1]
+            assert (float(row["distance"]) < 1e-3) == is_same
+
+
 def test_a_video_that_is_there_twice_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     boxes = write_frames(tmp_path / "frames", folders=3, twice=True)
     settings = as_options(("data.source=folder", f"data.root={tmp_path / 'frames'}", f"data.box={boxes}"))
