@@ -87,9 +87,10 @@ def commands_of(plan: Plan, overrides: Sequence[str] = (), only: Sequence[str] =
     for root, one in {data.root: data.render for data in plan.used_data().values() if data.render is not None}.items():
         yield line(*python, "make-data", root, "--poses", one.poses, "--seed", one.seed, "--scenes", one.scenes)
     seeds, by = plan.study.seeds, plan.at.by
+    starts = list(dict.fromkeys(plan.pretrain_seed(seed) for seed in seeds))
     if plan.pretrain:
-        yield f"# pre-training: {len(plan.pretrain)} arms, {len(seeds)} seeds"
-    for seed, name in ((seed, name) for seed in seeds for name in plan.pretrain):
+        yield f"# pre-training: {len(plan.pretrain)} arms, {len(starts)} seeds"
+    for seed, name in ((seed, name) for seed in starts for name in plan.pretrain):
         config, keys = plan.settings(Config, name, seed)
         processes = min(plan.at.processes, config.train.batch // config.train.micro_batch)
         launcher = ("torchrun", f"--nproc-per-node={processes}", "cli.py") if processes > 1 else python

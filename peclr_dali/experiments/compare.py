@@ -21,7 +21,8 @@ def compare(plan: Plan, claim: Claim) -> Row:
 
     "low" and "high" are the ends of the 95 % interval of the mean difference. The claim "holds" if the whole interval
     is on the better side of zero. The half of its width is the root of the sum of two squares: of Student's
-    interval over the seeds, and of the bootstrap's over the hands, which all seeds share.
+    interval over the seeds, and of the bootstrap's over the hands, which all seeds share. Seeds that start from one
+    pre-training are no independent trials: they count as one, with their mean.
 
     Raises:
         UserError: the metric cannot be measured on the arms' images.
@@ -35,10 +36,14 @@ def compare(plan: Plan, claim: Claim) -> Row:
         )
     tables = [ours[metric] - theirs[metric] for ours, theirs in zip(better, than, strict=True)]
     differences = [metric_of(table) for table in tables]
-    mean, low, high = float(np.mean(differences)), -math.inf, math.inf  # one seed gives no interval
-    if len(seeds) > 1:
+    mean, low, high = float(np.mean(differences)), -math.inf, math.inf  # one trial gives no interval
+    of_start: dict[int, list[float]] = {}
+    for seed, difference in zip(seeds, differences, strict=True):
+        of_start.setdefault(plan.pretrain_seed(seed), []).append(difference)
+    trials = [float(np.mean(of_one)) for of_one in of_start.values()]
+    if len(trials) > 1:
         over_hands = confidence_intervals({metric: np.mean(tables, axis=0)}, groups=better[0]["groups"])[metric]
-        reach = math.hypot(interval_of_mean(differences).high - mean, (over_hands.high - over_hands.low) / 2)
+        reach = math.hypot(interval_of_mean(trials).high - np.mean(trials), (over_hands.high - over_hands.low) / 2)
         low, high = mean - reach, mean + reach
     holds = low > 0 if METRICS[metric].higher_is_better else high < 0
     figures = {"differences": differences, "mean": mean, "low": low, "high": high, "holds": holds}

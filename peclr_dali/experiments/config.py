@@ -167,7 +167,9 @@ class Study:
         pretrain: the pre-training arms.
         compare: the claims.
         maps: maps of the equivariance error.
-        seeds: seeds of order, augmentation and weights; all arms run once per seed.
+        seeds: seeds of order, augmentation, weights and labels; all arms run once per seed.
+        pretrain_seeds: number of seeds with which an arm is pre-trained; the networks of seed s start from the
+            pre-training of seed s modulo this number. None: each seed has a pre-training of its own.
         out: folder of the runs; None: runs/studies and the file's name. Studies with the same folder share the runs of
             arms with the same names.
     """
@@ -181,6 +183,7 @@ class Study:
     compare: tuple[Claim, ...] = ()
     maps: Maps | None = None
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
+    pretrain_seeds: Count | None = None
     out: Path | None = None
 
 
@@ -230,6 +233,14 @@ class Plan:
         """Folder of an arm's run of this kind: "pretrain", "finetune", "probe", and others."""
         return self.out / f"seed_{seed}" / f"{kind}_{name}"
 
+    def pretrain_seed(self, seed: int) -> int:
+        """Seed of the pre-training from which the networks of a seed start."""
+        return seed if self.study.pretrain_seeds is None else seed % self.study.pretrain_seeds
+
+    def pretrained(self, name: str, seed: int) -> Path:
+        """Folder of the pre-training by the arm `name` from which the networks of a seed start."""
+        return self.folder(self.pretrain_seed(seed), "pretrain", name)
+
     def run_of(self, name: str, seed: int) -> Path:
         """Folder of the network of a measured arm."""
         return self.folder(seed, self.at.by, self.arms[name].network or name)
@@ -260,7 +271,7 @@ class Plan:
         arm: Arm = arms[name]
         own: dict[str, str | int] = {"run.seed": seed, "run.out": str(self.folder(seed, by, name))}
         if isinstance(arm, MeasuredArm) and arm.start is not None:
-            own["encoder.weights"] = str(self.folder(seed, "pretrain", arm.start))
+            own["encoder.weights"] = str(self.pretrained(arm.start, seed))
         try:
             keys = self._data_keys(arm, shared) + [f"{key}={as_toml(value)}" for key, value in own.items()]
             return load_config(kind, shared.config, keys), keys

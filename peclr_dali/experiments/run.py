@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import math
 import re
 from pathlib import Path
 
@@ -51,11 +52,14 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
         if dataset.render is not None:
             _render(Path(dataset.root), dataset.render)
     require_held_out(plan)
+    pretrained = set()
     for seed in plan.study.seeds:
-        for name in plan.pretrain:
-            config, keys = plan.settings(Config, name, seed)
-            pretrain(config, "auto")
-            _append(record, plan, {"kind": "pretrain", "seed": seed, "arm": name, "set": keys})
+        if (start := plan.pretrain_seed(seed)) not in pretrained:
+            for name in plan.pretrain:
+                config, keys = plan.settings(Config, name, start)
+                pretrain(config, "auto")
+                _append(record, plan, {"kind": "pretrain", "seed": start, "arm": name, "set": keys})
+            pretrained.add(start)
         for name in plan.arms:
             _append(record, plan, _measure(plan, seed, name))
         if (maps := plan.maps) is not None:
@@ -67,7 +71,7 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
     outcomes = []
     for claim in plan.compare:
         outcomes.append(compare(plan, claim))
-        if len(plan.study.seeds) > 1:
+        if math.isfinite(outcomes[-1]["low"]):
             _append(record, plan, outcomes[-1])
     return outcomes
 
@@ -103,7 +107,7 @@ def _require_same_start(plan: Plan, seed: int, name: str) -> None:
     start, folder = plan.arms[name].start, plan.run_of(name, seed)
     if start is None:
         return
-    pretrained = plan.folder(seed, "pretrain", start)
+    pretrained = plan.pretrained(start, seed)
     encoder = checksum(find_checkpoint(pretrained, "a run of this study"))
     file = folder.with_name(f"{folder.name}.encoder")
     if folder.exists() and file.exists():

@@ -37,6 +37,7 @@ from peclr_dali.experiments.config import (
 )
 from peclr_dali.experiments.measure import Arrays
 from peclr_dali.experiments.run import run_study
+from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.interrupt import Interrupted
 from peclr_dali.train.runs.checkpoint import write_checkpoint
@@ -45,7 +46,7 @@ from tests.command_line import run_cli
 HANDS = 50
 
 
-def plan_of(root: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> Plan:
+def plan_of(root: Path, seeds: tuple[int, ...] = (0, 1, 2), pretrain_seeds: int | None = None) -> Plan:
     study = Study(
         title="Title",
         source="Table 9",
@@ -54,6 +55,7 @@ def plan_of(root: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> Plan:
         compare=(Claim("ours", "scratch"), Claim("ours", "scratch", "auc")),
         scales={"small": Scale({"first": Dataset(str(root))}, pretrain=Shared(set=("encoder.name=resnet18",)))},
         seeds=seeds,
+        pretrain_seeds=pretrain_seeds,
         out=root / "runs",
     )
     return Plan(root / "two_arms.toml", study, "small")
@@ -249,7 +251,18 @@ def test_one_seed_supports_no_claim(training: Training, tmp_path: Path) -> None:
     assert "comparison" not in {row["kind"] for row in rows_of(record)}
 
 
-def compared(ours: Sequence[float], hands: npt.NDArray[np.float64] | None = None) -> Row:
+def test_several_seeds_start_from_one_pretraining(training: Training, tmp_path: Path) -> None:
+    plan, record = plan_of(tmp_path, (0, 1, 2, 3), pretrain_seeds=2), tmp_path / "rows.jsonl"
+    run_study(plan, record)
+    assert [row["seed"] for row in rows_of(record) if row["kind"] == "pretrain"] == [0, 1]
+    configs = [plan.settings(FinetuneConfig, "ours", seed)[0] for seed in plan.study.seeds]
+    assert [Path(config.encoder.weights).parent.name for config in configs] == ["seed_0", "seed_1"] * 2
+    assert [config.run.seed for config in configs] == [0, 1, 2, 3]
+
+
+def compared(
+    ours: Sequence[float], hands: npt.NDArray[np.float64] | None = None, pretrain_seeds: int | None = None
+) -> Row:
     """Errors of 1 without pre-training; with it, another one for each seed, to which that of a hand (N,) is added."""
     of_hand = np.zeros(HANDS) if hands is None else hands
     groups = np.arange(len(of_hand)) // 4  # four images of a hand
@@ -258,7 +271,7 @@ def compared(ours: Sequence[float], hands: npt.NDArray[np.float64] | None = None
         table = np.ones((len(of_hand), 21))
         return {"pa_epe_cm": table + ours[seed] + of_hand[:, None] if name == "ours" else table, "groups": groups}
 
-    plan = plan_of(Path("data"), tuple(range(len(ours))))
+    plan = plan_of(Path("data"), tuple(range(len(ours))), pretrain_seeds)
     with patch("peclr_dali.experiments.compare.measured_errors", measured):
         return compare(plan, plan.compare[0])
 
@@ -269,6 +282,14 @@ def test_the_interval_holds_the_seeds_variance() -> None:
     assert outcome["mean"] == pytest.approx(-0.2)
     assert (outcome["low"], outcome["high"]) == pytest.approx((-0.2 - 0.2484, -0.2 + 0.2484), abs=1e-3)
     assert not outcome["holds"]
+
+
+def test_seeds_that_start_from_one_pretraining_count_as_one() -> None:
+    outcome = compared([-0.1, -0.2, -0.3, -0.3, -0.2, -0.1, -0.2, -0.2, -0.2], pretrain_seeds=3)
+    # means of the three pre-trainings: -0.2, -0.2, -0.2
+    three, more = compared([-0.1, -0.2, -0.3]), compared([-0.1, -0.2, -0.3] * 4, pretrain_seeds=3)
+    assert (outcome["low"], outcome["high"]) == pytest.approx((-0.2, -0.2))
+    assert (more["low"], more["high"]) == pytest.approx((three["low"], three["high"]))
 
 
 def test_the_interval_holds_the_hands_variance() -> None:
