@@ -19,10 +19,10 @@ def make_endless_loader(index: Index, config: Config, batch: int, device: torch.
 
 
 def our_batches(index: Index, config: Config, batch: int, device: torch.device) -> Generator[int]:
-    """Load batches without end and yield their sizes. Closing the generator closes the loader."""
+    """Load batches without end and yield their numbers of images. Closing the generator closes the loader."""
     with make_endless_loader(index, config, batch, device) as loader:
         for made in loader:
             if device.type == "cuda":
                 made.to(device)
                 torch.cuda.current_stream(device).synchronize()  # a batch counts when it has arrived
-            yield len(made)
+            yield loader.images * len(made)

@@ -144,7 +144,8 @@ def row_of(overlay: str, train: Row, loader: Row) -> dict[str, Any]:
         "overlay": overlay,
         "encoder": train["config"]["encoder"]["name"],
         "precisions": train["precisions"],
-        "loader_images_per_s": loader["loaders"][0]["images_per_s"],
+        # A step counts a pair as one image.
+        "loader_images_per_s": loader["loaders"][0]["images_per_s"] / loader.get("images_per_row", 1),
         "verdict": loader["verdict"],
     }
 

@@ -93,6 +93,7 @@ def compare_loaders(
         "sources": sources,
         "config": {name: tables[name] for name in ("data", "geometry", "colour", "appearance", "pipelines")},
         "device": str(device),
+        "images_per_row": 1 if index.partners is None else 2,
         "loaders": entries[: len(loaders)],
         "stages": entries[len(loaders) :],
     }
@@ -104,6 +105,8 @@ def verdict(row: Row) -> str:
     ours = row["loaders"][0]
     cores = row["settings"].get("cores", row["machine"]["cores"])
     made, busy = f"The loader makes {ours['images_per_s']:.0f} images/s", ours["cores_busy"] / cores
+    if row.get("images_per_row") == 2:
+        made += f", which is {ours['images_per_s'] / 2:.0f} pairs/s"
     if busy < _BUSY:
         slowest = min(row["stages"], key=lambda one: float(one["images_per_s"]))
         return (

@@ -51,7 +51,7 @@ def first_chunks(loader: Loader, images: int) -> list[Chunk]:
     chunks: list[Chunk] = []
     for chunk in loader.chunks():
         chunks.append(chunk)
-        if len(chunks) >= _CHUNKS_KEPT and sum(map(len, chunks)) >= images:
+        if len(chunks) >= _CHUNKS_KEPT and loader.images * sum(map(len, chunks)) >= images:
             break
     return chunks
 
@@ -59,11 +59,11 @@ def first_chunks(loader: Loader, images: int) -> list[Chunk]:
 def _read(loader: Loader) -> Generator[int]:
     """Read and plan chunks, with all reader threads."""
     for chunk in loader.chunks():
-        yield len(chunk)
+        yield loader.images * len(chunk)
 
 
 def _decode(loader: Loader, images: int) -> Generator[int]:
     """Run the decoder's pipeline on bytes in memory."""
-    chunks = cycle(first_chunks(loader, images))
+    chunks = cycle(image for chunk in first_chunks(loader, images) for image in chunk.images)
     for chunk, _ in run_chunks(partial(decode_pipeline, loader.settings), chunks):
         yield len(chunk)

@@ -58,6 +58,7 @@ class Loader:
 
     Attributes:
         settings: the choices made for this index, device and machine.
+        images: images in a row, 2 for pairs.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Loader:
         for check, geometry in product(index.geometry_checks, geometries):
             check(geometry)
         self._partners = index.partners if len(each) > 1 else None
-        self._images = images = 1 if self._partners is None else 2
+        self.images = images = 1 if self._partners is None else 2
         self.quarantine = Quarantine() if quarantine is None else quarantine
         self.settings = choose_settings(
             index,
@@ -197,7 +198,7 @@ class Loader:
                 stop = row + len(chunk)
                 finish_these = []
                 for number, (image, of_image) in enumerate(zip(chunk.images, outputs, strict=True)):
-                    views = slice(number, None, self._images)
+                    views = slice(number, None, self.images)
                     into = [view.rows(row, stop) for view in batch.views[views]]
                     finish_these.append(self._renderers[number].write(of_image, image.plan, into))
                     batch.samples[row:stop, views] = torch.from_numpy(image.samples)[:, None]
@@ -217,7 +218,7 @@ class Loader:
         """Run DALI on chunks: each with the outputs of its images, None for those of which a file does not decode."""
         streams = [
             run_chunks(renderer.build, map(itemgetter(number), map(attrgetter("images"), copy)))
-            for number, (renderer, copy) in enumerate(zip(self._renderers, tee(chunks, self._images), strict=True))
+            for number, (renderer, copy) in enumerate(zip(self._renderers, tee(chunks, self.images), strict=True))
         ]
         for decoded in zip(*streams, strict=True):
             yield decoded[0][0], tuple(outputs for _, outputs in decoded)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,17 @@ import cv2
 import numpy as np
 import pytest
 
+from peclr_dali.bench.loaders import parts as bench_parts
 from peclr_dali.bench.loaders.compare import compare_loaders, require_sound, verdict
 from peclr_dali.bench.loaders.frames import make_frames
 from peclr_dali.bench.loaders.parts import first_chunks, parts_of_loader
 from peclr_dali.bench.loaders.peers import installed_peers
 from peclr_dali.bench.measure import Rounds
-from peclr_dali.bench.our_loader import make_endless_loader
+from peclr_dali.bench.our_loader import make_endless_loader, our_batches
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
+from peclr_dali.pipelines.render.chunk import Chunk
+from peclr_dali.pipelines.samples.partners import of_pairs
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.shards.pack import pack
 from peclr_dali.train.config.pretraining import Config
@@ -79,6 +84,25 @@ def test_a_part_says_what_it_decodes(images: Path, decode: Any) -> None:
         assert next(making) == 16
         assert isinstance(making, Generator)
         making.close()
+
+
+def test_both_images_of_a_pair_are_counted_and_decoded(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partner of image n is image n + 24, modulo 48."""
+    data = DataConfig(source="folder", root=str(images))
+    index, rows = load_index(data), np.arange(48)
+    index = dataclasses.replace(index, partners=of_pairs(np.stack([rows, (rows + 24) % 48], axis=1), 48))
+    config, decoded = Config(data=data, pipelines=PipelinesConfig(threads=1)), []
+
+    def run_chunks(build: Any, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, None]]:
+        for chunk in chunks:
+            decoded.append(chunk.samples)
+            yield chunk, None
+
+    monkeypatch.setattr(bench_parts, "run_chunks", run_chunks)
+    parts = parts_of_loader(index, config, 16, CPU)
+    assert next(our_batches(index, config, 16, CPU)) == next(iter(parts["read only"][1]())) == 32
+    assert list(islice(parts["decode only"][1](), 2)) == [16, 16]
+    np.testing.assert_array_equal(decoded[1], (decoded[0] + 24) % 48)
 
 
 def test_the_decoder_alone_sees_images_of_all_sizes(images: Path) -> None:
@@ -163,3 +187,4 @@ def test_the_verdict_names_the_limit(
         ],
     }
     assert expected in verdict(row)
+    assert "makes 5000 images/s, which is 2500 pairs/s; " in verdict(row | {"images_per_row": 2})
