@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -316,16 +317,21 @@ def test_images_beyond_the_detector_are_made_smaller(monkeypatch: pytest.MonkeyP
         np.testing.assert_allclose(hand.landmarks_px, np.full((21, 2), size[::-1]))
 
 
-def write_video(file: Path, hands_px: Any) -> None:
-    """A video of 96 x 64 pixels, with a drawn hand (21, 2) in each frame."""
+def write_video(file: Path, frames: Sequence[np.ndarray]) -> None:
+    """A video of frames (H, W, 3) RGB."""
     file.parent.mkdir(parents=True, exist_ok=True)
     codec = cv2.VideoWriter.fourcc(*("mp4v" if file.suffix == ".mp4" else "MJPG"))
-    writer = cv2.VideoWriter(str(file), codec, 25, (96, 64))
-    for hand_px in hands_px:
-        frame = np.full((64, 96, 3), 90, np.uint8)
-        draw_skeleton(frame, hand_px, HAND)
+    writer = cv2.VideoWriter(str(file), codec, 25, frames[0].shape[1::-1])
+    for frame in frames:
         writer.write(frame[..., ::-1])
     writer.release()
+
+
+def drawn(hand_px: np.ndarray) -> np.ndarray:
+    """A frame of 96 x 64 pixels with a hand (21, 2)."""
+    frame = np.full((64, 96, 3), 90, np.uint8)
+    draw_skeleton(frame, hand_px, HAND)
+    return frame
 
 
 def moving_hands_px(at_px: float) -> Any:
@@ -342,7 +348,7 @@ def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Two videos and two damaged ones in a folder, and the hands in the frames of each; the detector knows them."""
     hands_px = {"a.mp4": moving_hands_px(40), "b/a.avi": moving_hands_px(55)}
     for name, moving in hands_px.items():
-        write_video(tmp_path / "videos" / name, moving)
+        write_video(tmp_path / "videos" / name, [drawn(hand_px) for hand_px in moving])
     whole = (tmp_path / "videos" / "b" / "a.avi").read_bytes()
     (tmp_path / "videos" / "bad.mp4").write_bytes(b"no video")
     (tmp_path / "videos" / "cut.avi").write_bytes(whole[: len(whole) // 2])
@@ -405,36 +411,65 @@ def test_wrong_videos_are_one_line(
     assert not list(Path("mine").rglob("*.jpg"))
 
 
+def find_mine_and_train(find: Callable[..., object]) -> dict[str, str]:
+    """Run the three commands of README, `find` for the first one: each hand's frame, and that of its positive."""
+    readme = TOOL.parents[1].joinpath("README.md").read_text().replace("\\\n", "")
+    lines = readme.split("From videos, pair each hand")[1].split("\n\n")[1].splitlines()
+    (*uv, tool, videos, boxes, option, frames), mine, pretrain = map(shlex.split, lines)
+    assert [uv, tool] == [[".venv/bin/uv", "run"], "tools/find_boxes.py"]
+    assert mine[:2] == pretrain[:2] == [".venv/bin/python", "cli.py"]
+    find(videos, boxes, option, frames, "--every", "4")
+    assert run_cli(*mine[2:]) == 0
+    assert run_cli(*pretrain[2:], *as_options([*tiny_run.TINY[1:], "train.epochs=1", "run.out=run"])) == 0
+    assert tiny_run.rows_of(Path("run"))
+    with Path(mine[-1]).open(newline="") as file:
+        return {row["file"]: row["positive"] for row in csv.DictReader(file)}
+
+
 def test_from_videos_to_pre_training_on_pairs(
     videos: dict[str, Any], call: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The three commands of README: each hand is paired with the same moment of the other video."""
+    """Each hand is paired with the same moment of the other video."""
     for name in ("bad.mp4", "cut.avi"):
         (tmp_path / "videos" / name).unlink()
-    assert "20 hands" in call("videos", "boxes.csv", "--frames", "frames", "--every", "4")
-    data = ["data.source=folder", "data.root=frames", "data.box=boxes.csv"]
-    assert run_cli("mine", *as_options(data), "pairs.csv") == 0
-    with Path("pairs.csv").open(newline="") as file:
-        pairs = {row["file"]: row["positive"] for row in csv.DictReader(file)}
-    assert pairs == {
+    assert find_mine_and_train(call) == {
         f"{video}/frame_{number:06d}.jpg": f"{other}/frame_{number:06d}.jpg"
         for video, other in (("a.mp4", "b/a.avi"), ("b/a.avi", "a.mp4"))
         for number in range(0, 40, 4)
     }
-    positive = ["data.positive=file", "data.pairs=pairs.csv", "train.epochs=1", "run.out=run"]
-    assert run_cli("pretrain", *as_options([*tiny_run.TINY, *data, *positive])) == 0
-    assert tiny_run.rows_of(Path("run"))
     index = load_folder(DataConfig("folder", "frames", box="boxes.csv"))
     sequence, frame = frames_of(index.paths, index.mirrored)
     assert sequence.tolist() == [*[0] * 10, *[1] * 10]
     assert frame.tolist() == [*range(0, 40, 4)] * 2
 
 
-@pytest.mark.slow
-def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path) -> None:
+def require_detector() -> None:
+    """Skip a test if uv cannot make the script's environment."""
     made = subprocess.run([UV, "sync", "--script", TOOL], capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"uv cannot get the packages: {made.stderr.strip().splitlines()[-1]}")
+
+
+@pytest.mark.slow
+def test_from_rendered_videos_to_pre_training_on_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MediaPipe finds the hands of rendered films; each is paired with a hand of another film."""
+    require_detector()
+    make_dataset(tmp_path / "films", poses=96, sequences=3, seed=0)
+    for film in sorted((tmp_path / "films" / "train").iterdir()):
+        frames = [read_picture(str(file)) for file in sorted(film.glob("rgb/*.jpg"))]
+        write_video(tmp_path / "videos" / f"{film.name}.mp4", frames)
+    monkeypatch.chdir(tmp_path)
+
+    def find(*arguments: str) -> None:
+        subprocess.run([UV, "run", TOOL, *arguments], check=True)
+
+    for file, positive in find_mine_and_train(find).items():
+        assert file.split("/")[0] != positive.split("/")[0]
+
+
+@pytest.mark.slow
+def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path) -> None:
+    require_detector()
     data, out = tmp_path / "hands", tmp_path / "boxes.csv"
     make_dataset(data, poses=20, seed=0)
     root = data / "training" / "rgb"
