@@ -144,6 +144,32 @@ def frames_of(paths: Sequence[str], mirrored: npt.NDArray[np.bool_]) -> tuple[In
     return sequence, frame
 
 
+def tracks_of(sequence: IntArray, frame: IntArray, box_px: npt.NDArray[np.float32], most: int) -> IntArray:
+    """The tracks (N,) of hands with boxes (N, 3): their sequences, divided where a frame has several hands.
+
+    In such a sequence a track goes on with the nearest box of a frame at most `most` away, nearest pairs first, if the
+    centres are no further apart than the box's side.
+    """
+    track, tracks = sequence.copy(), int(sequence.max(initial=-1)) + 1
+    order = np.lexsort([frame, sequence])
+    begins = (np.diff(sequence[order], prepend=-1) != 0) | (np.diff(frame[order], prepend=-1) != 0)
+    order = order[np.isin(sequence[order], sequence[order[~begins]])]  # sequences with several hands in a frame
+    starts = np.flatnonzero((np.diff(sequence[order]) != 0) | (np.diff(frame[order]) != 0)) + 1
+    last = order[:0]  # of each track
+    for hands in np.split(order, starts) if len(order) else ():
+        last = last[(sequence[last] == sequence[hands[0]]) & (frame[last] >= frame[hands[0]] - most)]
+        far_px = np.linalg.norm(box_px[last, None, :2] - box_px[hands, :2], axis=2)
+        far_px[far_px > box_px[hands, 2]] = np.inf
+        track[hands] = np.arange(tracks, tracks + len(hands))
+        tracks += len(hands)
+        while np.isfinite(far_px).any():
+            of_last, of_hands = np.unravel_index(far_px.argmin(), far_px.shape)
+            track[hands[of_hands]] = track[last[of_last]]
+            far_px[of_last] = far_px[:, of_hands] = np.inf
+        last = np.concatenate([last[~np.isin(track[last], track[hands])], hands])
+    return track
+
+
 def of_pairs(pairs: IntArray, count: int) -> Partners:
     """Partners from pairs (P, 2) of rows, the second a partner of the first, of `count` samples."""
     pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]

@@ -14,7 +14,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.partners import Partners, frames_of, near_in_time, of_pairs, of_same_group
+from peclr_dali.pipelines.samples.partners import Partners, frames_of, near_in_time, of_pairs, of_same_group, tracks_of
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 
 COLUMNS: Final = ("file", "number", "positive", "positive_number", "distance")
@@ -57,7 +57,9 @@ def partners_of(index: Index, config: DataConfig) -> Partners | None:
                 f"data.positive = 'time': {index.root} ({config.source}) has no folder for each sequence; expected "
                 "frames such as VIDEO/frame_000030.jpg. Choose another source or another data.positive"
             )
-        partners = near_in_time(*frames_of(index.paths, index.mirrored), config.positive_frames)
+        sequence, frame = frames_of(index.paths, index.mirrored)
+        track = tracks_of(sequence, frame, index.box_px, config.positive_frames)
+        partners = near_in_time(track, frame, config.positive_frames)
     elif partners is None:
         partners = of_pairs(_read_pairs(Path(str(config.pairs)), index), len(index))
     without = int((partners.count == 0).sum())

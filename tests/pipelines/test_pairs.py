@@ -202,6 +202,27 @@ def test_another_frame_of_a_sequence(tmp_path: Path) -> None:
     assert frame.tolist() == [30, 60, 330, 2, 4]
 
 
+def test_two_right_hands_in_a_frame_are_followed_by_their_boxes(tmp_path: Path) -> None:
+    """Hands at 10 and 40 px move on by 4 px; one is missed twice, one comes in late; a left hand is in between."""
+    images = tmp_path / "images"
+    images.mkdir()
+    write_jpegs(images, 7)
+    at_px = {0: [10, 40], 1: [44, 14], 2: [18], 3: [22], 4: [56, 26, 90], 5: [30], 6: [98, 34]}
+    rows = [f"{frame:03}.jpg,{x - 9},0,{x + 9},18,right" for frame, places in at_px.items() for x in places]
+    rows += [f"{frame:03}.jpg,20,0,38,18,left" for frame in at_px]
+    (tmp_path / "boxes.csv").write_text("\n".join(["file,x0,y0,x1,y1,hand", *rows]))
+    config = DataConfig("folder", str(images), box=str(tmp_path / "boxes.csv"), positive="time", positive_frames=3)
+    index = load_index(config)
+    frame = np.array([int(path[:3]) for path in index.paths])
+    hand = index.box_px[:, 0] - 4 * frame  # where each hand would be in the first frame
+    hand[index.mirrored] = -1
+    assert len(np.unique(hand)) == 4
+    assert index.partners is not None
+    for row, found in enumerate(admissible(index.partners)):
+        near = (hand == hand[row]) & (np.abs(frame - frame[row]) <= 3) & (frame != frame[row])
+        assert sorted(found) == np.flatnonzero(near).tolist()
+
+
 def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     images = tmp_path / "images"
     images.mkdir()
