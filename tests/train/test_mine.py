@@ -20,6 +20,7 @@ from peclr_dali.train.data import similar
 from peclr_dali.train.data.similar import distances, most_similar, shapes_of
 from peclr_dali.train.runs.pictures import draw_skeleton
 from tests.command_line import as_options, run_cli
+from tests.train import tiny_hands
 from tests.train.tiny_hands import random_hands_m
 
 POSES = 6
@@ -136,6 +137,24 @@ def test_pairs_are_the_same_pose_in_another_video(frames: list[str], capsys: pyt
     assert sheet.std() > 10
     assert run_cli("mine", *frames, "pairs.csv") == 2
     assert "pairs.csv: exists already, and nothing is overwritten" in capsys.readouterr().err
+
+
+def test_versions_of_a_pose_are_not_its_positives(tmp_path: Path) -> None:
+    """Of FreiHAND's layout: four partners are the four versions of the most similar other pose, at one distance."""
+    tiny_hands.write_hands(tmp_path / "hands", POSES)
+    out = tmp_path / "pairs.csv"
+    assert run_cli("mine", "--set", f"data.root={tmp_path / 'hands'}", "--group", "index", "--count", "4", str(out)) == 0
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 4 * POSES
+    for start in range(0, len(rows), 4):
+        four = rows[start : start + 4]
+        (hand,) = {int(Path(row["file"]).stem) for row in four}
+        partners = [int(Path(row["positive"]).stem) for row in four]
+        assert {partner // POSES for partner in partners} == {0, 1, 2, 3}
+        (pose,) = {partner % POSES for partner in partners}
+        assert pose != hand % POSES
+        assert len({row["distance"] for row in four}) == 1
 
 
 def test_distances_tell_poses_apart(frames: list[str]) -> None:
