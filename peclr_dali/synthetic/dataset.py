@@ -138,6 +138,10 @@ def make_dataset(
             raise UserError(f"{name} is {value}, expected at least {least}: choose a larger number")
     if sequences and (sequences < 0 or poses % sequences):
         raise UserError(f"poses is {poses}, expected a multiple of sequences, {sequences}: choose another number")
+    if sequences and poses < 2 * sequences:
+        raise UserError(
+            f"sequences is {sequences} for {poses} poses, expected two frames or more in each: choose fewer"
+        )
     recipe = Recipe(poses, seed, scenes, sequences=sequences)
     if _is_finished(out, recipe):
         return

@@ -88,11 +88,12 @@ def make_loader(
     if isinstance(data, str | Path) and data != "":
         data = DataConfig(source="folder", root=str(data))
     if isinstance(data, Index):
-        if positive is not None:
+        if positive not in (None, "self"):
             raise UserError(
-                f"positive = {positive!r}: an Index has its partners already. Load it with DataConfig.positive"
+                f"positive = {positive!r}: an Index has its partners already, or none. Give the DataConfig instead, or "
+                f"load the Index with DataConfig(..., positive={positive!r})"
             )
-        index = data
+        index = data if positive is None else replace(data, partners=None)
     elif isinstance(data, DataConfig) or (data and _are_configs(data)):
         sources = each_source(data)
         if positive is not None:

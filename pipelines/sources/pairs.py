@@ -33,7 +33,7 @@ def partners_of(index: Index, config: DataConfig) -> Partners | None:
 
     Raises:
         UserError: the source has no versions, a frame no number, the file of pairs cannot be used, or no image of the
-            index has a partner.
+            index has a partner, or a key is set that this kind does not read.
     """
     kind = config.positive
     partners = index.partners if config.pairs is None else None
@@ -41,6 +41,11 @@ def partners_of(index: Index, config: DataConfig) -> Partners | None:
         raise UserError(
             f"data.positive = {kind!r} and data.pairs = {config.pairs!r}: data.pairs names the file of pairs of "
             "data.positive = 'file', and is unset otherwise"
+        )
+    if kind != "time" and config.positive_frames != DataConfig.positive_frames:
+        raise UserError(
+            f"data.positive_frames = {config.positive_frames} and data.positive = {kind!r}: frames count for 'time' "
+            "only. Leave data.positive_frames out, or set data.positive = 'time'"
         )
     if kind == "self":
         return None

@@ -177,6 +177,11 @@ def test_another_version_of_a_pose(tmp_path: Path) -> None:
         (batch,) = loader
     assert (batch.samples[:, 0] % 6 == batch.samples[:, 1] % 6).all()
     assert (batch.samples[:, 0] != batch.samples[:, 1]).all()
+    with make_loader(index, batch=24, device="cpu", positive="self", geometry=GeometryConfig(side_px=16)) as loader:
+        (batch,) = loader
+    assert (batch.samples[:, 0] == batch.samples[:, 1]).all()
+    with pytest.raises(UserError, match=r"an Index has its partners already.*Give the DataConfig instead"):
+        make_loader(index, batch=24, device="cpu", positive="version")
     packed = str(tmp_path / "shards")
     assert run_cli("pack", packed, "--set", f"data.root={root}") == 0
     with make_loader(DataConfig("shards", packed), positive="version", batch=24, device="cpu") as loader:
@@ -251,6 +256,7 @@ def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
         ({"positive": "version"}, "", "has no versions of a pose"),
         ({"positive": "time"}, "", "x.jpg has no frame number"),
         ({"positive": "file"}, "", "data.pairs = None"),
+        ({"positive_frames": 9}, "", "data.positive_frames = 9 and data.positive = 'self'"),
         ({"pairs": "p.csv"}, "", "data.positive = 'self' and data.pairs = 'p.csv'"),
         ({"positive": "file", "pairs": "p.csv"}, "a,b\n", "line 1 is 'a,b'; expected the header 'file,positive'"),
         ({"positive": "file", "pairs": "p.csv"}, "file,positive\nx.jpg\n", "line 2: 1 cells; expected 2"),

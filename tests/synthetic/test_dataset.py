@@ -254,6 +254,8 @@ def test_a_film_has_the_same_bytes_after_an_interruption_and_with_two_workers(fi
         render(out, poses=36)
     with pytest.raises(UserError, match="poses is 36, expected a multiple of sequences, 5"):
         render(tmp_path / "new", poses=36, sequences=5)
+    with pytest.raises(UserError, match="sequences is 36 for 36 poses, expected two frames or more in each"):
+        render(tmp_path / "new", poses=36, sequences=36)
 
 
 def test_pre_training_on_neighbours_in_time(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,7 +143,9 @@ def test_versions_of_a_pose_are_not_its_positives(tmp_path: Path) -> None:
     """Of FreiHAND's layout: four partners are the four versions of the most similar other pose, at one distance."""
     tiny_hands.write_hands(tmp_path / "hands", POSES)
     out = tmp_path / "pairs.csv"
-    assert run_cli("mine", "--set", f"data.root={tmp_path / 'hands'}", "--group", "index", "--count", "4", str(out)) == 0
+    assert (
+        run_cli("mine", "--set", f"data.root={tmp_path / 'hands'}", "--group", "index", "--count", "4", str(out)) == 0
+    )
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 * 4 * POSES

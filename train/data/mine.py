@@ -13,7 +13,7 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
-from peclr_dali.pipelines.config import each_source
+from peclr_dali.pipelines.config import DataConfig, each_source
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.partners import of_pairs
 from peclr_dali.pipelines.sources import load_index
@@ -78,7 +78,7 @@ def mine(
     if source.source == "shards" and group == "folder":
         raise UserError(f"{source.root}: shards have no folder for each video. Give --group index, or mine the source.")
     refuse_existing((out, picture))
-    index = load_index(replace(source, positive="self", pairs=None))
+    index = load_index(replace(source, positive="self", pairs=None, positive_frames=DataConfig.positive_frames))
     known = _known(index)
     kept = index.select(known)
     assert kept.keypoints_px is not None
