@@ -20,6 +20,8 @@ from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.distributed.world import World, buckets, described_world, joined
 from peclr_dali.train.steps import micro_batches
 from peclr_dali.train.steps.batch_statistics import synchronise
+from peclr_dali.train.steps.exact import keypoints_of_pairs
+from tests.models.losses.test_weighted_nt_xent import dense
 from tests.train import ranks
 from tests.train.tiny_step import (
     Recompute,
@@ -73,12 +75,16 @@ def one_rank(recompute: Recompute, loss: Loss, folder: str) -> None:
 def test_any_number_of_ranks_trains_the_same_function(
     world_size: int, recompute: Recompute, loss_of: Loss, tmp_path: Path
 ) -> None:
-    """Against autograd through everything at once, batch norm in train mode."""
+    """Against autograd through everything at once, batch norm in train mode; weighted losses by the dense formula."""
     log = tmp_path / "log"
     ranks.finish(ranks.start_ranks(world_size, one_rank, recompute, loss_of, str(tmp_path), log=log), log)
 
     model = network()
-    loss, expected = plain_gradients(model, SAMPLES, MICRO_BATCH, loss_of)
+    plain_loss: Callable[..., torch.Tensor] = loss_of
+    if isinstance(loss_of, WeightedNTXent):
+        (keypoints_px,) = keypoints_of_pairs(images(SAMPLES))
+        plain_loss = partial(dense, keypoints=keypoints_px.double(), loss=loss_of)
+    loss, expected = plain_gradients(model, SAMPLES, MICRO_BATCH, plain_loss)
     model = network()
     single = run(model, SAMPLES, MICRO_BATCH, loss=loss_of)
     shares = [len(micro_batch_share(SAMPLES, MICRO_BATCH, rank, world_size)) for rank in range(world_size)]
