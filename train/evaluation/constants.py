@@ -1,7 +1,7 @@
 """Errors of constant predictions, to compare the errors of a network with.
 
-The constants of an evaluation are fitted to the labels that are measured, which favours them. A network that is not
-clearly better has learnt nothing from the pictures.
+The constants of an evaluation are fitted to the labels that are measured, which favours them; those of the probe to the
+labels that it is fitted to. A network that is not clearly better has learnt nothing from the pictures.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Probe:
             Errors on the images that were not used for fitting: "epe_px_of_224", the mean 2D error in pixels of a
             canonical view of 224 x 224 (not of the source), and "pa_epe_cm", NaN where depths are not known; both NaN
             if a feature is not finite. "constant_" and these names: the errors of the mean keypoints and of one rigid
-            pose, see `peclr_dali.train.evaluation.constants`.
+            pose of the images that it is fitted on, see `peclr_dali.train.evaluation.constants`.
         """
         figures = dict.fromkeys(("epe_px_of_224", "pa_epe_cm"), math.nan) | self._constants
         features = self._features(network, autocast_dtype)
@@ -108,17 +108,18 @@ class Probe:
             read, true = ridge(features[self._measured]), self._targets[self._measured]
             figures["epe_px_of_224"] = 224 * float((self._in_2d(read) - self._in_2d(true)).norm(dim=2).mean())
             if self._in_3d:
-                errors = pose_errors(self._in_3d_m(read).numpy(), self._in_3d_m(true).numpy())
+                poses_m = [self._in_3d_m(table, self._measured).numpy() for table in (read, true)]
+                errors = pose_errors(*poses_m)
                 figures["pa_epe_cm"] = 100 * float(errors.pa_error_m.mean())
         return figures
 
     def _errors_of_constants(self) -> dict[str, float]:
-        true = self._targets[self._measured]
-        in_2d = self._in_2d(true)
-        errors = {"constant_epe_px_of_224": 224 * float((in_2d - in_2d.mean(dim=0)).norm(dim=2).mean())}
+        each = [(self._targets[rows], rows) for rows in (self._fitted, self._measured)]
+        known, measured = (self._in_2d(true) for true, _ in each)
+        errors = {"constant_epe_px_of_224": 224 * float((measured - known.mean(dim=0)).norm(dim=2).mean())}
         if self._in_3d:
-            true_m = self._in_3d_m(true).numpy()
-            errors["constant_pa_epe_cm"] = constant_pose_errors(true_m, true_m)["rigid_pose"]["pa_epe_cm"]
+            known_m, measured_m = (self._in_3d_m(true, rows).numpy() for true, rows in each)
+            errors["constant_pa_epe_cm"] = constant_pose_errors(known_m, measured_m)["rigid_pose"]["pa_epe_cm"]
         return errors
 
     def _features(self, network: ContrastiveNetwork, autocast_dtype: torch.dtype | None) -> Tensor:
@@ -138,11 +139,11 @@ class Probe:
             everything[positions.to(device)] = features
         return self._world.sum_(everything)[: len(self._targets)].cpu()
 
-    def _in_3d_m(self, table: Tensor) -> Tensor:
-        """Convert 2.5D poses (M, 3 K) of the measured images to 3D poses (M, K, 3) in metres."""
-        depth = self._root_depth[self._measured] + table[:, 2 * self._keypoints :]
-        normalized = normalize_keypoints(self._side_px * self._in_2d(table), self._intrinsics[self._measured])
-        return back_project(normalized, depth) * self._scale_m[self._measured][:, :, None]
+    def _in_3d_m(self, table: Tensor, rows: Tensor) -> Tensor:
+        """Convert 2.5D poses (M, 3 K) of the images at `rows`, M of which are true, to 3D poses (M, K, 3) in metres."""
+        depth = self._root_depth[rows] + table[:, 2 * self._keypoints :]
+        normalized = normalize_keypoints(self._side_px * self._in_2d(table), self._intrinsics[rows])
+        return back_project(normalized, depth) * self._scale_m[rows][:, :, None]
 
     def _in_2d(self, table: Tensor) -> Tensor:
         """The 2D keypoints (M, K, 2), in sides of the view, of 2.5D poses."""
