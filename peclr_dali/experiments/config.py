@@ -32,6 +32,7 @@ class Render:
     poses: Annotated[Count, Field(ge=10)]
     seed: Seed = 0
     scenes: Count = 40
+    sequences: Annotated[int, Field(ge=0)] = 0  # films in HO-3D's layout instead of FreiHAND's
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
