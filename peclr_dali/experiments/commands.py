@@ -85,7 +85,8 @@ def commands_of(plan: Plan, overrides: Sequence[str] = (), only: Sequence[str] =
 
     python, resume = ("python", "cli.py"), ("--resume", "auto")
     for root, one in {data.root: data.render for data in plan.used_data().values() if data.render is not None}.items():
-        yield line(*python, "make-data", root, "--poses", one.poses, "--seed", one.seed, "--scenes", one.scenes)
+        films = ("--sequences", one.sequences) if one.sequences else ()
+        yield line(*python, "make-data", root, "--poses", one.poses, "--seed", one.seed, "--scenes", one.scenes, *films)
     seeds, by = plan.study.seeds, plan.at.by
     starts = list(dict.fromkeys(plan.pretrain_seed(seed) for seed in seeds))
     if plan.pretrain:
