@@ -122,6 +122,8 @@ class PoseConfig:
         refine: correct the root's depth by an MLP (Spurr et al. 2020).
         first_keypoint: meaning of a hand's keypoint 0 in the network: the "wrist", or the "palm", halfway between wrist
             and middle_mcp, as in the authors' published models. The predicted joints have the wrist in both cases.
+        weights: "auto": those of the head in `encoder.weights`, if that is a fine-tuned network with this very head,
+            skeleton and root; else random ones. "random": always random ones.
     """
 
     head: Literal["linear", "mlp"] = "linear"
@@ -130,6 +132,7 @@ class PoseConfig:
     root: Annotated[str, Field(validate_default=True)] = ""
     refine: bool = True
     first_keypoint: Literal["wrist", "palm"] = "wrist"
+    weights: Literal["auto", "random"] = "auto"
 
     @field_validator("root")
     @classmethod

@@ -86,9 +86,10 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     def build_network(self, encoder: EncoderConfig) -> PoseNetwork:
         """The encoder, which may be frozen, and the head."""
-        network = start_pose_network(encoder, self.config.pose, self.config.geometry.side_px)
-        network.encoder.requires_grad_(not self.config.train.frozen)
-        return network
+        start = start_pose_network(encoder, self.config.pose, self.config.geometry.side_px)
+        self._keeps_head, self._depth = start.keeps_head, start.depth or self._labels.in_metres
+        start.network.encoder.requires_grad_(not self.config.train.frozen)
+        return start.network
 
     def size_keys(self) -> dict[str, str]:
         """The keys of encoder and head."""
@@ -123,7 +124,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             loader.settings.backend,
             self.world.device,
             "frozen" if frozen else "trained",
-            f"{encoder.name} from {encoder.weights}",
+            f"{encoder.name}{' and head' if self._keeps_head else ''} from {encoder.weights}",
             self.precision,
         )
         if frozen and encoder.weights == "random":
@@ -160,7 +161,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
     def _keep_best(self, folder: RunFolder, validation: Validation, poses: Poses) -> None:
         saved = {
             "config": to_dict(self.config), "validation": self.best, "network": self.network.state_dict(),
-            **validation.labels.note,
+            "depth": self._depth,
         }  # fmt: skip
         try:
             folder.best.save(self.steps_done, saved)
@@ -175,8 +176,8 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             self.network.encoder.eval()
 
     def state_dict(self) -> dict[str, Any]:
-        """Add the best validation, and a note on the labels."""
-        return {**super().state_dict(), "best": self.best, **self._labels.note}
+        """Add the best validation, and whether the network has seen 3D labels."""
+        return {**super().state_dict(), "best": self.best, "depth": self._depth}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the best validation too, if the run still has its network.
@@ -185,6 +186,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         then removes that network, since its steps are repeated.
         """
         super().load_state_dict(saved)
+        self._depth = saved.get("depth", True)
         if saved["best"] and not all(isinstance(saved["best"].get(key), float) for key in ("pa_epe_cm", "epe_cm")):
             raise TypeError(f"the best validation is {saved['best']!r}")
         kept = RunFolder(Path(self.config.run.out), keep=self.config.run.keep).best

@@ -63,14 +63,15 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         torch.manual_seed(config.run.seed)
         index = load_index(config.data)
         labels = labels_to_learn(index, config.pose)
-        network = start_pose_network(config.encoder, config.pose, config.geometry.side_px).to(world.device).eval()
+        network = start_pose_network(config.encoder, config.pose, config.geometry.side_px).network
+        network = network.to(world.device).eval()
         folder.claim(config, 0)
         features, targets = _features_and_targets(network, index, labels, config, world)
         known = targets.isfinite().all(dim=1)
         if not known.any():
             raise UserError(f"{index.root} ({index.name}): no image has all its labels: use another source")
         _set_head(network, fit_ridge(features[known], targets[known], ALPHA))
-        saved = {"config": to_dict(config), "network": network.state_dict(), **labels.note}
+        saved = {"config": to_dict(config), "network": network.state_dict(), "depth": labels.in_metres}
         folder.checkpoints.save(1, saved)
         log.info("%s: head fitted to %d of %d images", folder.root, int(known.sum()), len(index))
     return folder

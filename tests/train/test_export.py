@@ -98,8 +98,8 @@ def test_a_network_in_one_small_file_is_taken_as_a_run(run: Path, tmp_path: Path
         rounded = value.half().float() if name in learnt else value
         torch.testing.assert_close(found.network.state_dict()[name], rounded, rtol=0, atol=0)
     encoder = EncoderConfig(found.config.encoder.name, str(out))
-    started = start_pose_network(encoder, found.config.pose, 32).encoder.state_dict()
-    torch.testing.assert_close(started, found.network.encoder.state_dict(), rtol=0, atol=0)
+    started = start_pose_network(encoder, found.config.pose, 32).network.state_dict()  # with its head
+    torch.testing.assert_close(started, found.network.state_dict(), rtol=0, atol=0)
     assert str(out) in export_encoder(out, tmp_path / "encoder.pth")
 
 

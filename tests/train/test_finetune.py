@@ -22,6 +22,7 @@ from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.models.encoders import build_encoder
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.pipelines.sources import load_index
+from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.distributed.world import World
@@ -34,6 +35,7 @@ from peclr_dali.train.pose.sample_errors import errors_of
 from peclr_dali.train.pose.validation import Validation, best_of, validate
 from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
 from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.weights.export import export_network
 from peclr_dali.train.weights.starting_weights import start_pose_network
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import full_resnet18
@@ -296,7 +298,7 @@ def test_it_learns_the_hands_that_it_sees(hands: Path, tmp_path: Path) -> None:
     index = load_index(config.data)
     validation = Validation(index, PoseLabels.of(index))
     torch.manual_seed(0)
-    before, _ = validate(start_pose_network(config.encoder, config.pose), validation, config, World())
+    before, _ = validate(start_pose_network(config.encoder, config.pose).network, validation, config, World())
     folder = finetune(config)
     assert folder.read_validations() == []  # nothing is held out of split "all"
     after, _ = validate(load_pose_run(folder.root).network, validation, config, World())
@@ -314,11 +316,11 @@ def test_an_encoder_starts_from_a_run_of_pre_training(tmp_path: Path) -> None:
     run = tmp_path / "run"
     checkpoint = Checkpoints(run / "checkpoints", keep=1).save(7, saved)
     for start in (run, checkpoint):
-        started = start_pose_network(EncoderConfig("resnet18", str(start)), PoseConfig())
+        started = start_pose_network(EncoderConfig("resnet18", str(start)), PoseConfig()).network
         assert_same_bits(encoder.library_state_dict(), started.encoder.library_state_dict())
     Checkpoints(run / "checkpoints", keep=2).save(8, {**saved, "network": {}})
     best = Checkpoints(run / "best", keep=1).save(7, saved)
-    started = start_pose_network(EncoderConfig("resnet18", str(run)), PoseConfig())  # the best one, not the newest
+    started = start_pose_network(EncoderConfig("resnet18", str(run)), PoseConfig()).network  # the best, not the newest
     assert_same_bits(encoder.library_state_dict(), started.encoder.library_state_dict())
     shutil.rmtree(best.parent)
     with pytest.raises(UserError, match=r"holds a resnet18, and encoder.name = 'resnet50': set encoder.name"):
@@ -326,6 +328,53 @@ def test_an_encoder_starts_from_a_run_of_pre_training(tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(UserError, match=r"run holds no checkpoint; expected encoder\.weights to be"):
         start_pose_network(EncoderConfig("resnet18", str(run)), PoseConfig())
+
+
+def test_a_head_is_kept_where_it_is_the_same_one(tmp_path: Path) -> None:
+    run = tiny_hands.untrained_run(tmp_path / "run")
+    file = tmp_path / "network.safetensors"
+    export_network(run, file)
+    whole = load_pose_run(run).network.state_dict()
+    for source in (run, file):
+        torch.manual_seed(1)
+        encoder = EncoderConfig("resnet18", str(source))
+        kept = start_pose_network(encoder, PoseConfig())
+        assert kept.keeps_head
+        assert kept.depth
+        for name, tensor in kept.network.state_dict().items():
+            torch.testing.assert_close(tensor, whole[name], rtol=1e-3, atol=1e-6)  # the file's are rounded to 16 bits
+        for other in (PoseConfig(weights="random"), PoseConfig(root="middle_mcp"), PoseConfig(refine=False)):
+            start = start_pose_network(encoder, other)
+            assert not start.keeps_head
+            assert not torch.allclose(start.network.state_dict()["head.bias"], whole["head.bias"], atol=1e-3)
+
+
+def test_depths_stay_where_labels_are_2d_only(hands: Path, tmp_path: Path) -> None:
+    """A network that knows depths learns from boxes with landmarks, and is interrupted once."""
+    run, images = tiny_hands.untrained_run(tmp_path / "run"), hands / "training" / "rgb"
+    index = load_index(load_config(FinetuneConfig, [], [f"data.root={hands}"]).data)
+    assert index.keypoints_px is not None
+    names = [f"{name}_{axis}" for name in HAND.keypoints for axis in "xy"]
+    box = (0, 0, tiny_hands.SIDE_PX, tiny_hands.SIDE_PX, "right", 1)
+    rows = [
+        [Path(path).name, *map(str, (*box, *points.ravel()))]
+        for path, points in zip(index.paths, index.keypoints_px, strict=True)
+    ]
+    header = ["file", "x0", "y0", "x1", "y1", "hand", "confidence", *names]
+    (tmp_path / "boxes.csv").write_text("".join(",".join(row) + "\n" for row in [header, *rows]))
+    of_2d = ("data.source=folder", f"data.box={tmp_path / 'boxes.csv'}", "data.split=all", "run.keep=9")
+    folder = finetune(config_of(images, tmp_path / "mine", *of_2d, f"encoder.weights={run}"))
+    folder.checkpoints.paths()[-1].unlink()
+    finetune(config_of(images, folder.root, *of_2d, f"encoder.weights={run}"), "auto")
+    before, after = load_pose_run(run), load_pose_run(folder.root)
+    assert after.depth
+    (weight, bias), (moved, moved_bias) = (
+        [one.network.state_dict()[f"head.{name}"].unflatten(0, (21, 3)) for name in ("weight", "bias")]
+        for one in (before, after)
+    )
+    assert torch.equal(weight[:, 2], moved[:, 2])  # depths
+    assert torch.equal(bias[:, 2], moved_bias[:, 2])
+    assert not torch.equal(weight[:, :2], moved[:, :2])
 
 
 def test_fewer_labels_are_fewer_images_and_the_same_validation(hands: Path, tmp_path: Path) -> None:

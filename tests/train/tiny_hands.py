@@ -69,6 +69,6 @@ def untrained_run(out: Path, *overrides: str, seed: int = 0) -> Path:
     """The folder of a run whose best checkpoint holds random weights: what is tested is everything around them."""
     torch.manual_seed(seed)
     config = load_config(FinetuneConfig, [], [*TINY, *overrides])
-    network = start_pose_network(config.encoder, config.pose)
+    network = start_pose_network(config.encoder, config.pose).network
     Checkpoints(out / "best", keep=1).save(3, {"config": to_dict(config), "network": network.state_dict()})
     return out

@@ -67,8 +67,9 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
       torchrun --nproc-per-node=4 cli.py finetune -c configs/finetune_rn50.toml --set train.micro_batch=32
 
     --from is short for --set encoder.weights=...: a run's folder, a checkpoint, a file of torchvision's or the authors'
-    weights, "imagenet" or "random". The new run's folder holds the same files as in pre-training, and the checkpoint
-    with the smallest error on held-out images.
+    weights, "imagenet" or "random". A fine-tuned network also gives its head, if that is of the same kind; --set
+    pose.weights=random begins with a new one. The new run's folder holds the same files as in pre-training, and the
+    checkpoint with the smallest error on held-out images.
     """
     from peclr_dali.train.config.finetuning import FinetuneConfig
 

@@ -104,11 +104,6 @@ class PoseLabels:
         """Whether there are any labels."""
         return not (np.isnan(self.joints).all() and np.isnan(self.keypoints_px).all())
 
-    @property
-    def note(self) -> dict[str, bool]:
-        """An entry of the checkpoint for labels without depth; empty for others."""
-        return {} if self.in_metres else {"depth": False}
-
     def __getitem__(self, rows: Rows) -> PoseLabels:
         tables: dict[str, Any] = {
             name: values[rows] for name, values in vars(self).items() if isinstance(values, np.ndarray)
