@@ -191,7 +191,13 @@ def _read_hands(file: Path) -> Tables:
             is_left.append(hand.left_right == "Left")
             fractions += hand.keypoint_25d
     image = rows_of_images(file, ids, image_ids)
-    row_of = {hand_id: row for row, hand_id in enumerate(hand_ids)}
+    row_of = dict[int, int]()
+    for row, hand_id in enumerate(hand_ids):
+        if row_of.setdefault(hand_id, row) != row:
+            raise UserError(
+                f"{file}, annotation {row}: hand_id {hand_id} is that of annotation {row_of[hand_id]} too; expected "
+                "each id once, since positives name hands by it. Unpack the dataset again."
+            )
     stems = "\0".join(name.rpartition(".")[0] for name in names)
     hashes = {folder: hash_of_name(folder) for folder in {name.rpartition("/")[0] for name in names}}
     return {

@@ -90,24 +90,34 @@ def _read_pairs(file: Path, index: Index) -> IntArray:
                 f"{file}: line 1 is {','.join(header)[:80]!r}; expected the header {','.join(_SHORT)!r} or "
                 f"{','.join(COLUMNS)!r}. Write this header, and the pairs below it."
             )
-        pairs = []
+        pairs, unknown = list[list[int]](), None
         for cells in filter(None, lines):
             if len(cells) != len(header):
                 raise UserError(f"{file}, line {lines.line_num}: {len(cells)} cells; expected {len(header)}. Mend it.")
             of = dict(zip(header, cells, strict=True))
-            pairs.append([
-                row_of.get((of[name].removeprefix("./"), of.get(number, "0").strip()), -1)
-                for name, number in (("file", "number"), ("positive", "positive_number"))
-            ])  # fmt: skip
-    found = np.array(pairs, np.int64).reshape(-1, 2)
+            rows = []
+            for name, key in (("file", "number"), ("positive", "positive_number")):
+                number = of.get(key, "0").strip()
+                if not (number.isascii() and number.isdigit()):
+                    raise UserError(
+                        f"{file}, line {lines.line_num}: {key} is {number[:80]!r}; expected a whole number. Mend it."
+                    )
+                rows.append(row_of.get((of[name].removeprefix("./"), number.lstrip("0") or "0"), -1))
+                if rows[-1] < 0 and unknown is None:
+                    unknown = f"hand {number} of {of[name][:80]!r} in line {lines.line_num}"
+            pairs.append(rows)
+    if not pairs:
+        raise UserError(f"{file}: has a header and no pair. Write the pairs below it, or make the file again.")
+    found = np.array(pairs, np.int64)
     known = found[(found >= 0).all(axis=1)]
     if not len(known):
         raise UserError(
-            f"{file}: none of its {len(found)} pairs is of images in {index.root}, such as {index.paths[0]!r}; names "
-            "are relative to data.root. Mend the names, or make the file again."
+            f"{file}: none of its {len(found)} pairs is of images in {index.root}, such as {index.paths[0]!r}: not "
+            f"{unknown}. Names are relative to data.root. Mend the names, or make the file again."
         )
-    if len(known) < len(found):
-        _log.warning("%s: %d of %d pairs are of images that are not used", file, len(found) - len(known), len(found))
+    if unknown is not None:
+        few = (len(found) - len(known), len(found), unknown)
+        _log.warning("%s: %d of %d pairs are of images that are not used, the first is %s", file, *few)
     if (itself := np.flatnonzero(known[:, 0] == known[:, 1])).size:
         raise UserError(f"{file}: {index.paths[known[itself[0], 0]]!r} is its own partner. Remove this pair.")
     return np.unique(known, axis=0)

@@ -236,13 +236,13 @@ def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     rows = ["000.jpg,0,0,20,20,right", "001.jpg,0,0,20,20,right", "001.jpg,9,9,30,30,left", "002.jpg,0,0,9,9,left"]
     boxes.write_text("\n".join(["file,x0,y0,x1,y1,hand", *rows]))
     pairs = tmp_path / "pairs.csv"
-    lines = ["000.jpg,0,001.jpg,1,0.5", "000.jpg,0,002.jpg,0,0.7", "001.jpg,1,000.jpg,0,0.5", "001.jpg,0,004.jpg,0,1"]
+    lines = ["000.jpg,0,001.jpg,01,0.5", "000.jpg,00,002.jpg,0,0.7", "001.jpg,1,000.jpg,0,0.5", "001.jpg,0,004.jpg,0,1"]
     pairs.write_text("\n".join(["file,number,positive,positive_number,distance", *lines]))
     config = DataConfig("folder", str(images), box=str(boxes), positive="file", pairs=str(pairs))
     index = load_index(config)
     assert index.partners is not None
     assert admissible(index.partners) == [[2, 3], [], [0], []]
-    assert "1 of 4 pairs are of images that are not used" in caplog.text
+    assert "1 of 4 pairs are of images that are not used, the first is hand 0 of '004.jpg' in line 5" in caplog.text
     assert "2 of 4 images have no partner" in caplog.text
     pairs.write_text("file,positive\n./000.jpg,004.jpg\n")
     plain = load_index(DataConfig("folder", str(images), positive="file", pairs=str(pairs)))
@@ -262,6 +262,13 @@ def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
         ({"positive": "file", "pairs": "p.csv"}, "file,positive\nx.jpg\n", "line 2: 1 cells; expected 2"),
         ({"positive": "file", "pairs": "p.csv"}, "file,positive\nx.jpg,x.jpg\n", "is its own partner"),
         ({"positive": "file", "pairs": "p.csv"}, "file,positive\ny.jpg,x.jpg\n", "none of its 1 pairs is of images"),
+        ({"positive": "file", "pairs": "p.csv"}, "file,positive\ny.jpg,x.jpg\n", "not hand 0 of 'y.jpg' in line 2"),
+        ({"positive": "file", "pairs": "p.csv"}, "file,positive\n", "p.csv: has a header and no pair"),
+        (
+            {"positive": "file", "pairs": "p.csv"},
+            "file,number,positive,positive_number\nx.jpg,0,x.jpg,x\n",
+            "line 2: positive_number is 'x'; expected a whole number",
+        ),
         ({"positive": "file", "pairs": "q.csv"}, "", "q.csv"),
     ],
 )
