@@ -269,11 +269,12 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     # A connection of its own: in a thread, NCCL may wait for the store, and hold its connection meanwhile.
     peers = Peers(store.clone(), world.rank, hosts, rank_timeout_s)  # type: ignore[attr-defined]
     exchange_limit = timedelta(seconds=rank_timeout_s - peers.roll_call_s)
+    limit = timedelta(seconds=2 * rank_timeout_s) if on_gpu else exchange_limit
     try:
         # Without `device_id`, NCCL connects at its first collective and not here, where nothing would watch it.
         dist.init_process_group(
-            "nccl" if on_gpu else "gloo", store=store, rank=world.rank, world_size=world.world_size,
-            timeout=timedelta(seconds=2 * rank_timeout_s) if on_gpu else exchange_limit,
+            "nccl" if on_gpu else "gloo", store=store, rank=world.rank, world_size=world.world_size, timeout=limit,
+            pg_options=_nccl_options(limit) if on_gpu else None,
         )  # fmt: skip
         _peers = replace(peers, group=dist.new_group(backend="gloo", timeout=exchange_limit)) if on_gpu else peers
     except RuntimeError as error:
@@ -294,6 +295,14 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     finally:
         _peers = None
     dist.destroy_process_group()
+
+
+def _nccl_options(limit: timedelta) -> dist.ProcessGroupNCCL.Options:
+    # By default NCCL's stream has the lowest priority, as the loader's: sums that overlap with the backward pass would
+    # yield to both, whereas now the loader yields to the step's stream (`trainer.before_the_loader`) and to NCCL's.
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = limit  # the one of `init_process_group`, which else warns
+    return options
 
 
 def _abort_nccl() -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from datetime import timedelta
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -154,7 +156,13 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(World, "barrier", lambda self: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(world_module, "_connect_gpus", lambda world, limit_s: done.append("connected"))
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **settings: done.append(backend))
+
+    def init(backend: str, *, timeout: timedelta, pg_options: Any, **settings: object) -> None:
+        done.append(backend)
+        if backend == "nccl":  # above the loader's stream, and no warning of two limits
+            assert (pg_options.is_high_priority_stream, pg_options._timeout) == (True, timeout)
+
+    monkeypatch.setattr(dist, "init_process_group", init)
     monkeypatch.setattr(dist, "new_group", lambda backend, **settings: done.append(backend))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroyed"))
     return done
