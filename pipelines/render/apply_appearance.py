@@ -46,7 +46,7 @@ def apply_appearance(
         for start in range(0, len(drawn), _AT_ONCE):
             rows = drawn[start : start + _AT_ONCE]
             tables = tuple(to_device(table, device) for table in change.tables(draws[rows], side_px))
-            tables += _constants(column, appearance, side_px, device)
+            tables += _constants(appearance, side_px, device)[column]
             if device.type in _IN_LOOPS:
                 _LOOPS[column](views.numpy(), rows, *(table.numpy() for table in tables))
             else:
@@ -58,6 +58,12 @@ def apply_appearance(
 
 
 @functools.cache
-def _constants(column: Column, appearance: AppearanceConfig, side_px: int, device: torch.device) -> tuple[Tensor, ...]:
-    # Waits for the copies, since the streams of other loaders use them too.
-    return tuple(torch.from_numpy(array).to(device) for array in CHANGES[column].constants(appearance, side_px))
+def _constants(appearance: AppearanceConfig, side_px: int, device: torch.device) -> dict[Column, tuple[Tensor, ...]]:
+    """The constants of all augmentations."""
+    found = {
+        column: tuple(to_device(array, device) for array in change.constants(appearance, side_px))
+        for column, change in CHANGES.items()
+    }
+    if device.type == "cuda":  # waits once for all copies, since the streams of other loaders use them too
+        torch.cuda.current_stream(device).synchronize()
+    return found
