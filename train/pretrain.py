@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
@@ -21,6 +22,7 @@ from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import rows_per_batch
+from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.probe.linear_probe import Probe, build_probe
@@ -69,7 +71,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         forward, replayed = compiled(self.network, train.compile), train.compile == "reduce-overhead"
         embed = partial(
             embed_views,
-            (lambda image: forward(image).clone()) if replayed else forward,  # the next replay overwrites the result
+            partial(_replay, forward) if replayed else forward,
             build_undo(config.equivariance, config.geometry.side_px),
             autocast_dtype=self.autocast_dtype,
         )
@@ -81,7 +83,8 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             micro_batch=train.micro_batch,
             loss_inputs=keypoints_of_pairs if config.loss.needs_keypoints else lambda _: (),
             recompute=train.recompute,
-            own_gradients=replayed,
+            reserved_bytes=_bytes_of_batches(config, world),
+            replayed=replayed,
             scaler=self.scaler,
             world=world,
         )
@@ -171,6 +174,19 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
                 f"the checkpoint was made with train.sync_batch_norm over {saved['norm_ranks']} ranks, and there are "
                 f"{self._norm_ranks} now, which changes the result: start as many processes as before"
             )
+
+
+def _replay(forward: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
+    """A forward pass by CUDA graphs."""
+    # Without this mark, torch waits for the backward pass of a dropped graph, and adds memory for the next one.
+    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+    return forward(image).clone()  # the next replay overwrites the result
+
+
+def _bytes_of_batches(config: Config, world: World) -> int:
+    """The most that the pixels of a rank's batches take: those made ahead, one in the making and one in use."""
+    share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
+    return (config.pipelines.ahead + 2) * len(share) * Pretraining.views * 3 * config.geometry.side_px**2
 
 
 def _require_keypoints(index: Index, loss: Loss) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -112,9 +113,12 @@ class Replayed(torch.autograd.Function):
         return None, gradient.copy_(x.T @ above).detach(), None, None
 
 
-def test_with_cuda_graphs_the_gradient_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own gradients would be wrong: `.grad` would be what the next micro-batch overwrites."""
-    modes = []
+@pytest.mark.parametrize(("recompute", "kept"), [("always", 0), ("auto", 1)])
+def test_with_cuda_graphs_the_gradient_is_the_same(recompute: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own gradients would be wrong: `.grad` would be what the next micro-batch overwrites, and so would be the
+    saved tensors of a second kept graph. Each forward pass is marked for torch as a new one."""
+    modes, marks = [], Mock()
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", marks)
 
     def as_cuda_graph(network: nn.Module, *, mode: str | None) -> Callable[[Tensor], Tensor]:
         modes.append(mode)
@@ -134,15 +138,18 @@ def test_with_cuda_graphs_the_gradient_is_the_same(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("peclr_dali.train.pretrain.build_network", lambda *_: Plain())
     monkeypatch.setattr("peclr_dali.train.steps.training_state.require_memory", lambda *_: None)
     monkeypatch.setattr(Pretraining, "build_optimizer", lambda self: torch.optim.SGD(self.network.parameters()))
-    common = ["train.precision=fp64", "train.recompute=always", "equivariance.variant=none", "geometry.side_px=8"]
+    common = ["train.precision=fp64", f"train.recompute={recompute}", "equivariance.variant=none", "geometry.side_px=8"]
     gradients = []
     for how in ("false", '"reduce-overhead"'):
         torch.manual_seed(0)
         config = load_config(Config, [], [*TINY, *common, f"train.compile={how}"])
         state = Pretraining(config, World(), 10, fresh=True)
-        assert state.gradient(as_loaded(12)).recompute_difference == 0
+        difference = state.gradient(as_loaded(12)).recompute_difference
         gradients += [weight.grad for weight in state.network.parameters()]
+    assert difference == 0
+    assert state.exact.kept_graphs == kept
     assert modes == ["reduce-overhead"]
+    assert marks.call_count == 3 + 3 - kept
     torch.testing.assert_close(gradients[1], gradients[0])
 
 

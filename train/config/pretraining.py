@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
@@ -94,11 +94,22 @@ class TrainConfig(StepsConfig):
         sync_batch_norm: take batch norm over the k-th micro-batches of all ranks together (GPUs only). The result then
             depends on the number of ranks.
         recompute: "never" keeps the graphs of all micro-batches. "always" drops each graph and builds it again. "auto"
-            keeps as many as fit into free memory. The gradient is the same.
+            keeps as many as fit into free memory, and one with CUDA graphs. The gradient is the same.
     """
 
     sync_batch_norm: bool = False
     recompute: Literal["auto", "always", "never"] = "auto"
+
+    @field_validator("sync_batch_norm", "recompute")
+    @classmethod
+    def _fits_cuda_graphs(cls, value: bool | str, info: ValidationInfo) -> bool | str:
+        reasons = {
+            True: "take part in no exchange of ranks: set one of the two to false",
+            "never": "hold one: set auto",
+        }
+        if info.data.get("compile") == "reduce-overhead" and value in reasons:
+            raise ValueError(f'the CUDA graphs of train.compile = "reduce-overhead" {reasons[value]}')
+        return value
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -19,7 +19,7 @@ from peclr_dali.models.losses.loss import AnchorLoss
 from peclr_dali.models.losses.tensors import require_floats
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.steps.batch_statistics import one_momentum_step
-from peclr_dali.train.steps.memory import free_bytes, with_graph_bytes
+from peclr_dali.train.steps.memory import HEADROOM_BYTES, free_bytes, with_graph_bytes
 from peclr_dali.train.steps.micro_batches import MicroBatchStep
 
 log = logging.getLogger(__name__)
@@ -27,9 +27,8 @@ log = logging.getLogger(__name__)
 Recompute = Literal["auto", "always", "never"]
 B = TypeVar("B", bound=Sized)
 
-# Of free memory, for graphs. The rest is for temporary tensors, gaps between blocks and the loader's next batches; on
-# a CPU also for other processes, since Linux may kill one when memory ends.
-_SHARE_OF_GPU, _SHARE_OF_CPU = 0.94, 0.8
+# Of a CPU's free memory, for graphs. The rest is for other processes, since Linux may kill one when memory ends.
+_SHARE_OF_CPU = 0.8
 # Of the largest embedding. Autocast with bfloat16 rounds to 0.4 %, in another order perhaps; dropout changes half.
 _RECOMPUTE_TOLERANCE = 0.05
 
@@ -66,8 +65,11 @@ class ExactStep(MicroBatchStep, Generic[B]):
         loss_inputs: function that takes a batch, and returns further tensors (V, n, ...), such as keypoints. The loss
             gets those of the whole batch after the embeddings, without graph. By default there are none.
         recompute: "never" keeps the graphs of all micro-batches. "always" keeps none and recomputes each. "auto" keeps
-            as many as fit into free memory, by the size of the first one, and at least one. If a GPU lacks memory all
-            the same, a single process keeps one less and repeats the step.
+            as many as fit, by the size of the first one, and at least one: into the memory that is free when the step
+            is made, without `reserved_bytes`, gradients and Adam's two moments. So make it before the loader and the
+            optimiser take theirs. If a GPU lacks memory all the same, a single process keeps one less and repeats the
+            step.
+        reserved_bytes: memory of the device that batches will take, those that the loader makes ahead among them.
         kept_graphs: number of micro-batches whose graphs a rank keeps, the last ones, the same on all ranks. The others
             are computed twice. None until "auto" has measured, in the first call.
 
@@ -83,7 +85,9 @@ class ExactStep(MicroBatchStep, Generic[B]):
     loss: Callable[..., Tensor]
     loss_inputs: Callable[[B], Sequence[Tensor]] = field(default=lambda _: (), kw_only=True)
     recompute: Recompute = field(default="auto", kw_only=True)
+    reserved_bytes: int = field(default=0, kw_only=True)
     kept_graphs: int | None = field(init=False, default=None)
+    _free_bytes: int = field(init=False, default=0)
     _is_compared: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -92,10 +96,13 @@ class ExactStep(MicroBatchStep, Generic[B]):
             raise TypeError(f"embed = {self.embed!r} and loss = {self.loss!r}: expected two functions")
         if self.recompute not in get_args(Recompute):
             raise ValueError(f"recompute = {self.recompute!r}: expected one of {', '.join(get_args(Recompute))}")
+        most = 1 if self.replayed else self._largest_share
         if self.recompute == "always":
             self.kept_graphs = 0
-        elif self.recompute == "never" or self._largest_share == 1:
-            self.kept_graphs = self._largest_share
+        elif self.recompute == "never" or most == 1:
+            self.kept_graphs = most
+        else:  # not later: how many batches and moments are in memory in the first step differs from run to run
+            self._free_bytes = free_bytes(self.world, HEADROOM_BYTES)
 
     def __call__(self, batch: B) -> StepResult:
         """Write the gradient of the loss, summed over ranks, to `.grad`. Earlier gradients are dropped.
@@ -183,15 +190,14 @@ class ExactStep(MicroBatchStep, Generic[B]):
     def _fitting(self, graph_bytes: int) -> int:
         """How many graphs fit on every rank. All ranks call this together."""
         largest = self._largest_share
-        free = free_bytes(self.world) + graph_bytes  # the first graph is in memory already
         weights = sum(p.nbytes for p in self.network.parameters() if p.requires_grad)
-        share = _SHARE_OF_GPU if self.world.device.type == "cuda" else _SHARE_OF_CPU
-        usable = int(share * free) - 3 * weights  # for gradients and Adam's two moments
+        share = 1 if self.world.device.type == "cuda" else _SHARE_OF_CPU
+        usable = int(share * self._free_bytes) - self.reserved_bytes - 3 * weights  # gradients, Adam's two moments
         # One graph at a time has to fit in any case, and the last one is used at once.
         fitting = min(max(usable // max(graph_bytes, 1), 1), largest)
         kept = min(self.world.gather_objects(fitting))
-        message = "recompute = 'auto': keeps %d of %d graphs of %.2f GiB each, %.2f GiB free"
-        log.info(message, kept, largest, graph_bytes / 2**30, free / 2**30)
+        message = "recompute = 'auto': keeps %d of %d graphs of %.2f GiB each, %.2f GiB for them"
+        log.info(message, kept, largest, graph_bytes / 2**30, usable / 2**30)
         return kept
 
     def _loss_and_gradient(self, local: Tensor, batch: B) -> tuple[Tensor, Tensor, Tensor]:

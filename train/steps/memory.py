@@ -20,19 +20,24 @@ from peclr_dali.train.distributed.world import World
 _BLOCK_BYTES = 512
 """torch allocates a multiple of this on a GPU (kMinBlockSize of its caching allocator)."""
 
+HEADROOM_BYTES = 3 * 2**29
+"""Of a GPU, left to what is not counted: DALI, the libraries' kernels and workspaces, gaps between blocks."""
 
-def free_bytes(world: World) -> int:
+
+def free_bytes(world: World, headroom_bytes: int = 0) -> int:
     """Free bytes for this rank on its device; on the CPU, its share of the machine's.
 
     On a GPU, what torch holds unused is free, and torch's limit for this process counts, by
     `set_per_process_memory_fraction` or by PYTORCH_ALLOC_CONF. On the CPU, limits of the address space (`ulimit -v`)
     and of control groups, as in containers, count.
+
+    `headroom_bytes` of a GPU are left to others than torch, so they do not count towards torch's limit.
     """
     if world.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(world.device)
         reserved = torch.cuda.memory_reserved(world.device)
         allowed = int(torch.cuda.get_per_process_memory_fraction(world.device) * total) - reserved
-        return max(0, min(free, allowed) + reserved - torch.cuda.memory_allocated(world.device))
+        return max(0, min(free - headroom_bytes, allowed) + reserved - torch.cuda.memory_allocated(world.device))
     shared = min(psutil.virtual_memory().available, free_in_control_groups())
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     addresses = math.inf if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms

@@ -27,8 +27,9 @@ class MicroBatchStep:
         batch: number of samples in a global batch.
         micro_batch: number of samples that go through the network together; divides `batch`.
         scaler: scales the gradients, which the caller unscales (fp16).
-        own_gradients: sum into memory of its own. By default `.grad` is the first micro-batch's gradient itself, which
-            the network must not overwrite then, as CUDA graphs do when they are replayed.
+        replayed: the network is replayed as CUDA graphs, which overwrite what earlier calls saved and gave. So
+            gradients are summed into memory of their own; otherwise `.grad` is the first micro-batch's gradient itself.
+            And an `ExactStep` keeps the graph of one micro-batch at most.
         world: rank and device of this process.
         share: the positions within the global batch that this rank's batches hold.
         own_work: stopwatch of this rank's own work, without waiting for other ranks.
@@ -43,7 +44,7 @@ class MicroBatchStep:
     batch: int
     micro_batch: int
     scaler: GradScaler | None = None
-    own_gradients: bool = False
+    replayed: bool = False
     world: World = field(default_factory=World)
     share: range = field(init=False)
     own_work: Stopwatch = field(init=False, default_factory=Stopwatch)
@@ -68,7 +69,7 @@ class MicroBatchStep:
                 f"the step's batch, and micro_batch = {self.micro_batch}"
             )
         for parameter in self.network.parameters():
-            own = self.own_gradients and parameter.requires_grad
+            own = self.replayed and parameter.requires_grad
             parameter.grad = torch.zeros_like(parameter) if own else None
         return [slice(start, start + self.micro_batch) for start in range(0, len(batch), self.micro_batch)]
 

@@ -98,7 +98,8 @@ class TrainingState(ABC, Generic[N, R]):
     def casts_once(self) -> torch.autocast:
         """In the `with` block, autocast casts each weight once, for all micro-batches; do not change weights in it.
 
-        Autocast itself is not switched on. It forgets its casts where its outermost block ends, and this is one.
+        Autocast itself is not switched on. It forgets its casts where its outermost block ends, and this is one. In a
+        compiled network it has no effect: there the casts are part of the graph, and run in each micro-batch.
         """
         return torch.autocast(self.world.device.type, enabled=False)
 
