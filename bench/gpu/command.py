@@ -22,14 +22,11 @@ if TYPE_CHECKING:
 
 _ROOT: Final = Path(__file__).parents[2]
 
-OVERLAYS: Final = {"rtx_11gb": 11e9, "rtx_24gb": 24e9, "a100": None}
+OVERLAYS: Final = {"rtx_11gb": 11 * 2**30, "rtx_24gb": 24 * 2**30, "a100": None}
 """File of configs/cards/ -> bytes of memory of such a card; None: the memory of this card."""
 
 SHIPPED: Final = ("peclr_rn50", "peclr_rn152", "simclr_rn50")
 """Files of configs/ whose steps are estimated unless others are given."""
-
-_OTHERS_SHARE: Final = 0.25
-"""Share of a card's memory that torch leaves to DALI, the libraries and the driver's context."""
 
 
 @click.command("bench-gpu")
@@ -131,7 +128,9 @@ def limited(card_bytes: float | None, total_bytes: float) -> dict[str, str]:
     """The environment of a process whose torch takes its part of a smaller card's memory; unchanged for None."""
     if card_bytes is None:
         return dict(os.environ)
-    share = min(1.0, card_bytes * (1 - _OTHERS_SHARE) / total_bytes)
+    from peclr_dali.train.steps.memory import HEADROOM_BYTES  # torch, only here
+
+    share = min(1.0, (card_bytes - HEADROOM_BYTES) / total_bytes)
     options = [os.environ.get("PYTORCH_ALLOC_CONF", ""), f"per_process_memory_fraction:{share:.4f}"]
     return {**os.environ, "PYTORCH_ALLOC_CONF": ",".join(filter(None, options))}
 

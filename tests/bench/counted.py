@@ -23,6 +23,7 @@ from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import Pretraining
+from peclr_dali.train.steps.memory import HEADROOM_BYTES, with_graph_bytes
 from tests.train.narrow import narrow_resnet18
 
 SMALL = (
@@ -87,10 +88,38 @@ def profiled(recompute: str) -> dict[str, Any]:
     return {"counted": count.peak_bytes - held, "behind": behind}
 
 
+def graphs_kept() -> dict[str, Any]:
+    """Of four graphs where two fit: in a new run, in a resumed one, and beside all batches that a loader may hold."""
+    config = load_config(Config, [], [*SMALL, "train.micro_batch=16"])
+
+    def state() -> Pretraining:
+        return Pretraining(config, World(device=CUDA), 10, fresh=True)
+
+    with narrow_resnet18():
+        with counting(1e12) as (_, count):
+            first, held_bytes = state(), count.live_bytes
+            batch = make_batch(64, 32)
+            _, graph_bytes = with_graph_bytes(first.network, lambda: first.exact.embed(batch, slice(0, 16)))
+            first.step(batch)
+            saved = {**first.state_dict(), "step": 1, "norm_ranks": 1}
+        reserved, weights = first.exact.reserved_bytes, sum(p.nbytes for p in first.network.parameters())
+        needed, found = HEADROOM_BYTES + held_bytes + reserved + 3 * weights + 2 * graph_bytes, {}
+        for name in ("new", "resumed", "beside the loader"):
+            with counting(needed + 50_000):
+                one = state()
+                if name == "resumed":
+                    one.load_state_dict(saved)
+                held = [make_batch(64, 32) for _ in range(4 if name == "beside the loader" else 1)]
+                one.step(held[0])
+                found[name] = one.exact.kept_graphs
+    return found
+
+
 if __name__ == "__main__":
     cases: dict[str, Callable[[], dict[str, Any]]] = {
         "by hand": by_hand,
         "lists": lists,
+        "graphs kept": graphs_kept,
         **{how: partial(profiled, how) for how in ("never", "always")},
     }
     print(json.dumps(cases[sys.argv[1]]()))

@@ -17,7 +17,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from peclr_dali.errors import UserError
 
@@ -49,6 +48,7 @@ class Card:
         operators: how often each operator ran.
         waits: where the host would wait for the card.
         copies: copies to the card that are not asynchronous from pinned memory.
+        recorded: calls of a tensor's `record_stream`, each with the priority of the stream.
         mixed: operators on tensors of different devices. Each raises an error, too.
     """
 
@@ -60,12 +60,13 @@ class Card:
     operators: Counter[str] = field(default_factory=Counter)
     waits: Counter[Place] = field(default_factory=Counter)
     copies: Counter[Place] = field(default_factory=Counter)
+    recorded: Counter[tuple[int, tuple[str, ...]]] = field(default_factory=Counter)
     mixed: list[str] = field(default_factory=list)
     _pinned: dict[int, torch.UntypedStorage] = field(default_factory=dict)  # held, so that no address is used again
 
     def clear(self) -> None:
         """Forget what was seen."""
-        for seen in (self.operators, self.waits, self.copies, self.mixed):
+        for seen in (self.operators, self.waits, self.copies, self.recorded, self.mixed):
             seen.clear()
 
     def wait(self, how: str) -> None:
@@ -93,7 +94,7 @@ class Card:
             return self._to_copy(operator, args[0], **kwargs)
         if name == "copy_":
             return self._copy(operator, *args, **kwargs)
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        tensors = [one for one in leaves((args, kwargs)) if isinstance(one, Tensor)]
         cards = [one for one in tensors if isinstance(one, CardTensor)]
         if cards:
             self._check(operator, name, args, tensors)
@@ -101,7 +102,7 @@ class Card:
             return args[0].number if args[0].is_floating_point() else int(args[0].number)
         device = kwargs.get("device")
         to_card = torch.device(device).type == "cuda" if device is not None else bool(cards)
-        inner_args, inner = tree_map(self._behind, (args, kwargs))
+        inner_args, inner = mapped(self._behind, (args, kwargs))
         if device is not None:
             inner["device"] = torch.device("cpu" if self.has_data or not to_card else "meta")
         pinned = inner.pop("pin_memory", False)
@@ -115,7 +116,7 @@ class Card:
                 return known[id(one)]
             return CardTensor(one) if isinstance(one, Tensor) else one
 
-        made = tree_map(on_card, result)
+        made = mapped(on_card, result)
         self._ran(operator, (args, kwargs), made)
         for one in cards:
             if one.shape != one.behind.shape:  # an operator such as resize_
@@ -250,7 +251,8 @@ class CardTensor(Tensor):
         return self.behind.untyped_storage()
 
     def record_stream(self, stream: Any) -> None:
-        """Nothing: all streams are one."""
+        """Recorded only: all streams are one."""
+        _cards[-1].recorded[stream.priority, callers()] += 1
 
     @property
     def data(self) -> Tensor:
@@ -273,8 +275,9 @@ class _Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        leaves = tree_leaves((args, kwargs))
-        of_card = any(getattr(one, "type", None) == "cuda" or isinstance(one, CardTensor) for one in leaves)
+        of_card = any(
+            isinstance(one, CardTensor) or getattr(one, "type", None) == "cuda" for one in leaves((args, kwargs))
+        )
         if of_card or kwargs.get("pin_memory") or operator is _aten.is_pinned.default:
             return _cards[-1].run(operator, args, kwargs)
         return operator(*args, **kwargs)
@@ -284,7 +287,8 @@ class _Stream:
     device = CUDA
     cuda_stream = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.priority = priority
 
     def synchronize(self) -> None:
         _cards[-1].wait("Stream.synchronize")
@@ -330,19 +334,31 @@ def card(**options: Any) -> Iterator[Card]:
         raise UserError("this process has no card of make-believe: start it with card_environment()") from None
     torch._C._ensureCUDADeviceGuardSet()  # guards of devices do nothing, if there are none
     count.value = 127  # a backward pass asks every device that a guard may know for its context
-    made, stream, run_thread = Card(**options), _Stream(), threading.Thread.run
+    made, default, of_thread, run_thread = Card(**options), _Stream(), threading.local(), threading.Thread.run
 
     def run_in_mode(thread: threading.Thread) -> None:
         with _Mode():
             run_thread(thread)
+
+    def current_stream(device: Any = None) -> _Stream:
+        return getattr(of_thread, "stream", default)
+
+    @contextmanager
+    def on_stream(stream: _Stream | None) -> Iterator[None]:
+        before = current_stream()
+        of_thread.stream = stream or before
+        try:
+            yield
+        finally:
+            of_thread.stream = before
 
     def nothing(*_: Any, **__: Any) -> None: ...
 
     of_cuda: dict[str, Any] = {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "set_device": nothing,
         "_lazy_init": nothing, "_lazy_call": nothing, "empty_cache": nothing,
-        "Stream": _Stream, "Event": _Event, "current_stream": lambda device=None: stream,
-        "stream": nullcontext, "device_of": nullcontext, "is_current_stream_capturing": lambda: False,
+        "Stream": _Stream, "Event": _Event, "current_stream": current_stream,
+        "stream": on_stream, "device_of": nullcontext, "is_current_stream_capturing": lambda: False,
         "synchronize": lambda device=None: made.wait("cuda.synchronize"),
         "mem_get_info": lambda device=None: (made.free_bytes, made.free_bytes + (1 << 30)),
         "memory_allocated": lambda device=None: 0, "memory_reserved": lambda device=None: 0,
@@ -372,6 +388,22 @@ def card(**options: Any) -> Iterator[Card]:
         for patch in patches:
             stack.enter_context(patch)
         yield made
+
+
+def leaves(nested: Any) -> list[Any]:
+    """What is in nested lists, tuples and dicts. Torch's own function takes several times as long."""
+    if isinstance(nested, dict):
+        nested = [*nested.values()]
+    return [leaf for one in nested for leaf in leaves(one)] if isinstance(nested, (list, tuple)) else [nested]
+
+
+def mapped(function: Callable[[Any], Any], nested: Any) -> Any:
+    """Nested lists, tuples and dicts with a function's result for each of their leaves."""
+    if isinstance(nested, dict):
+        return {key: mapped(function, one) for key, one in nested.items()}
+    if isinstance(nested, (list, tuple)):
+        return type(nested)([mapped(function, one) for one in nested])
+    return function(nested)
 
 
 def callers() -> tuple[str, ...]:
