@@ -26,6 +26,7 @@ from peclr_dali.bench.gpu.card.card import Card, CardTensor, card
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.render import dali_graph, renderers, runner
+from peclr_dali.pipelines.views.appearance import CHANGES
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
@@ -63,6 +64,9 @@ STEPS: dict[str, tuple[str, ...]] = {
     "direct": ("equivariance.variant=direct",),
     "scalar range": ("equivariance.range=scalar", "equivariance.detach_range=false"),
     "VICReg": ("loss.name=vicreg",),
+    "weighted NT-Xent": ("loss.name=weighted_nt_xent",),
+    "compiled": ("train.compile=true",),
+    "CUDA graphs": ('train.compile="reduce-overhead"',),
     "LARS on weights": ("optim.lars=weights", "optim.clip=false"),
     "timm": ("encoder.name=timm/test_convnext",),
 }
@@ -95,6 +99,7 @@ class Case:
                 "mixed": list(self.card.mixed),
                 "waits": [[how, callers, times] for (how, callers), times in self.card.waits.items()],
                 "copies": [[how, callers, times] for (how, callers), times in self.card.copies.items()],
+                "recorded": [[how, callers, times] for (how, callers), times in self.card.recorded.items()],
             }
 
 
@@ -141,6 +146,7 @@ def pinned_batch() -> Batch:
     return replace(batch, views=tuple(map(pinned, batch.views)))
 
 
+APPEARANCE = tuple(f"appearance.{column.name.lower()}_probability=0.5" for column in CHANGES)
 RARE = ("run.log_every=100", "run.checkpoint_every=100", "run.trackers=[]")
 
 
@@ -173,11 +179,17 @@ def watched_loop(case: Case) -> Iterator[None]:
         yield
 
 
+def pretrain_pairs(case: Case) -> None:
+    """Two versions of a hand in a row, and a loss that takes their keypoints."""
+    data = (f"data.root={case.hands}", "data.source=freihand", "data.positive=version", "loss.name=weighted_nt_xent")
+    run_pretraining(case, *data, "pipelines.gpu_views=graph")
+
+
 def probe_and_resume(case: Case) -> None:
     """Hands with labels, and probes; then the run goes on from its checkpoint before the last one."""
     overrides = (
-        f"data.root={case.hands}", "data.source=freihand", "probe.every_epochs=8", "train.epochs=8", "train.batch=24",
-        "train.micro_batch=12", "pipelines.gpu_views=graph", "run.checkpoint_every=12",
+        f"data.root={case.hands}", "data.source=freihand", "probe.every_epochs=2", "train.epochs=2", "train.batch=24",
+        "train.micro_batch=12", "pipelines.gpu_views=graph", "run.checkpoint_every=2",
     )  # fmt: skip
     run_pretraining(case, *overrides, saves=True)
     Checkpoints(case.out / "checkpoints", keep=1).paths()[-1].unlink()
@@ -227,6 +239,17 @@ def item_in_step() -> Any:
     return patch.object(ExactStep, "_loss_and_gradient", with_item)
 
 
+def item_beside_the_gradient() -> Any:
+    gradient = Pretraining.gradient
+
+    def with_item(self: Any, batch: Batch) -> Any:
+        found = gradient(self, batch)
+        assert found.loss.item() != 0
+        return found
+
+    return patch.object(Pretraining, "gradient", with_item)
+
+
 def unpinned_pixels() -> Any:
     def empty(self: Loader, buffers: Any) -> Tensor:
         return torch.empty(buffers.shape, dtype=torch.uint8)
@@ -270,13 +293,15 @@ CASES: dict[str, Callable[[Case], None]] = {
     "questions": ask,
     "loss on the CPU": loss_on_cpu,
     "pretrain, views on the CPU": lambda case: run_pretraining(case, "pipelines.backend=cpu"),
-    "pretrain, views by the graph": lambda case: run_pretraining(case, "pipelines.gpu_views=graph"),
-    "pretrain, fused views": lambda case: run_pretraining(case, "pipelines.gpu_views=fused"),
+    "pretrain, views by the graph": lambda case: run_pretraining(case, "pipelines.gpu_views=graph", *APPEARANCE),
+    "pretrain, fused views": lambda case: run_pretraining(case, "pipelines.gpu_views=fused", *APPEARANCE),
+    "pretrain, pairs": pretrain_pairs,
     "pretrain, probe": probe_and_resume,
     "finetune": run_finetuning,
     "finetune, frozen": lambda case: run_finetuning(case, "train.frozen=true", "pose.head=mlp", "train.precision=fp16"),
     "broken: a tensor on the CPU": broken(pixels_on_cpu()),
     "broken: item": broken(item_in_step()),
+    "broken: item beside the gradient": broken(item_beside_the_gradient()),
     "broken: an unpinned copy": broken(unpinned_pixels()),
 }
 

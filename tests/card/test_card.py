@@ -10,6 +10,7 @@ import math
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ EVERY_STEP = "in every step"
 EVERY_STEP_OF_FP16 = f"{EVERY_STEP} of fp16"
 WAITS = {
     "pipelines/render/renderers.py _wait": f"{EVERY_STEP}, the loader's thread: DALI may reuse its memory",
+    "pipelines/render/apply_appearance.py _constants": "once: the constants of the augmentations",
     "train/steps/exact.py _compare_once": "the first step only",
     "train/steps/training_state.py step": f"{EVERY_STEP_OF_FP16}: whether a gradient overflowed decides on LARS",
     "train/steps/training_state.py state_dict": "fp16 only: the scale, for a checkpoint",
@@ -58,7 +60,7 @@ OTHER_COPIES = {
 }
 """Functions that may copy to the card from memory that is not pinned, or wait for the copy, and why."""
 
-SLOW = ("finetune, frozen",)
+SLOW = ("finetune, frozen", "timm")
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +97,14 @@ def unexplained(found: dict[str, Any], *, is_fp16: bool = False) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("case", STEPS)
+def cases(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in names]
+
+
+@pytest.mark.parametrize("case", cases(STEPS))
 def test_a_step_neither_waits_nor_mixes_devices(case: str, seen: dict[str, Any]) -> None:
     assert unexplained(seen[case], is_fp16="fp16" in case) == []
+    assert [times for _, _, times in seen[case]["phases"]["step"]["waits"]] == [1] * ("fp16" in case)
     # All figures in one copy, and whether the weights are finite in another.
     assert [times for _, _, times in seen[case]["phases"]["row of metrics"]["waits"]] == [1, 1]
     assert seen[case]["phases"]["step"]["operators"] > 500
@@ -107,10 +114,21 @@ def test_a_step_neither_waits_nor_mixes_devices(case: str, seen: dict[str, Any])
 RUNS = [name for name in CASES if name.startswith(("pretrain", "finetune"))]
 
 
-@pytest.mark.parametrize("case", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in RUNS])
+@pytest.mark.parametrize("case", cases(RUNS))
 def test_a_run_asks_the_card_for_nothing_between_two_rows_of_metrics(case: str, seen: dict[str, Any]) -> None:
     assert unexplained(seen[case], is_fp16=case in SLOW) == []
     assert case == "pretrain, probe" or seen[case]["phases"]["loop"]["operators"] > 500
+
+
+@pytest.mark.parametrize("case", ["pretrain, views by the graph", "pretrain, fused views", "pretrain, pairs"])
+def test_the_steps_stream_goes_first_and_the_allocator_knows_that_it_uses_the_views(
+    case: str, seen: dict[str, Any]
+) -> None:
+    """The loader's stream has the priority 0, and frees the views' memory unless it waits for the step's."""
+    recorded = seen[case]["phases"]["loop"]["recorded"]
+    assert [(priority, callers[0]) for priority, callers, _ in recorded] == [
+        (-1, "pipelines/loader/__init__.py __iter__")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +136,10 @@ def test_a_run_asks_the_card_for_nothing_between_two_rows_of_metrics(case: str, 
     [
         ("broken: a tensor on the CPU", "aten.addcmul.out: cuda (3, 1, 1), cpu (8, 3, 32, 32)"),
         ("broken: item", "loop: 2 waits, _local_scalar_dense at train/steps/exact.py _step"),
+        (
+            "broken: item beside the gradient",
+            "loop: 2 waits, _local_scalar_dense at train/steps/training_state.py step",
+        ),
         ("broken: an unpinned copy", "loop: 4 copies, copy to the card at pipelines/batch.py"),
     ],
 )
