@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -20,14 +21,17 @@ def in_order(count: int, each: int) -> list[IntArray]:
     return [np.arange(first, min(first + each, count)) for first in range(0, count, each)]
 
 
+@dataclass(frozen=True)
 class Prefetch:
-    """Follows the progress of a loader. This base class does nothing."""
+    """Follows the progress of a loader. The default does nothing.
 
-    def done(self) -> None:
-        """One more step has been read completely."""
+    Attributes:
+        done: called when one more step has been read completely.
+        close: called when no further step will be read; whoever waits for a sample gets a RuntimeError.
+    """
 
-    def close(self) -> None:
-        """No further step will be read; whoever waits for a sample gets a RuntimeError."""
+    done: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None
 
 
 class Store(ABC):
@@ -90,27 +94,24 @@ class JoinedStore(Store):
 
     def prefetch(self, steps: Steps) -> Prefetch:
         """See `Store`."""
-        return _Prefetches([
+        parts = [
             store.prefetch(lambda number=number: self._part(steps, number))  # type: ignore[misc]
             for number, store in enumerate(self._stores)
             if store is not None
-        ])  # fmt: skip
+        ]
+
+        def done() -> None:
+            for part in parts:
+                part.done()
+
+        def close() -> None:
+            for part in parts:
+                part.close()
+
+        return Prefetch(done, close)
 
     def _part(self, steps: Steps, number: int) -> Iterator[IntArray]:
         """The rows of one source in each step."""
         first, end = self._first[number : number + 2]
         for rows in steps():
             yield rows[(rows >= first) & (rows < end)] - first
-
-
-class _Prefetches(Prefetch):
-    def __init__(self, parts: Sequence[Prefetch]) -> None:
-        self._parts = parts
-
-    def done(self) -> None:
-        for prefetch in self._parts:
-            prefetch.done()
-
-    def close(self) -> None:
-        for prefetch in self._parts:
-            prefetch.close()

@@ -11,6 +11,7 @@ import re
 import ssl
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -42,10 +43,6 @@ _CHECK: Final = (
     "AWS_SESSION_TOKEN if they are temporary, or AWS_PROFILE. If they are set, also AWS_ENDPOINT_URL, "
     "AWS_DEFAULT_REGION, AWS_CA_BUNDLE and REQUESTS_CA_BUNDLE."
 )
-
-
-class Stopped(Exception):  # noqa: N818  no error: nobody waits for the answer any more
-    """The loader was closed."""
 
 
 class Remote:
@@ -86,7 +83,7 @@ class Remote:
         Raises:
             UserError: it does not exist, may not be read, or the address or the credentials are wrong.
             Outage: all attempts failed.
-            Stopped: `stop` was set.
+            CancelledError: `stop` was set.
         """
         for start in range(0, size, PIECE_BYTES):
             yield self._repeated("cat_file", name, stop, start=start, end=min(start + PIECE_BYTES, size))
@@ -96,7 +93,7 @@ class Remote:
         stop = stop or threading.Event()
         for failed in range(ATTEMPTS):
             if stop.wait(wait_s(failed)):
-                raise Stopped
+                raise CancelledError
             try:
                 found = getattr(self._files, method)(f"{self._folder}/{name}", **span, **self._limits)
                 if not span or len(found) == span["end"] - span["start"]:

@@ -11,8 +11,8 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path, PosixPath
 from typing import Final
 
@@ -21,7 +21,7 @@ from peclr_dali.machine.user_cache import user_cache
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.store import Prefetch, Steps
-from peclr_dali.pipelines.sources.remote.address import ATTEMPTS, Remote, Stopped, wait_s
+from peclr_dali.pipelines.sources.remote.address import ATTEMPTS, Remote, wait_s
 from peclr_dali.pipelines.sources.remote.cache import FOLDER_ENDING, Cache, NoRoom, WrongBytes, on_disk
 from peclr_dali.pipelines.sources.shards.index_file import INDEX_FILE, Table, parse_index_file, read_table, table_name
 from peclr_dali.pipelines.sources.shards.shard_store import Descriptor, Shards, read_at
@@ -119,8 +119,8 @@ class RemoteShards(Shards):
             try:
                 self._start(shard, math.inf, stop).result(timeout=1)
                 break
-            except (TimeoutError, Stopped):  # Stopped: another loader, which had begun the download, was closed
-                if stop.is_set():
+            except (TimeoutError, CancelledError):
+                if stop.is_set():  # and not that of another loader, which had begun the download
                     raise RuntimeError("the loader is closed") from None
             if seconds % _LOG_EVERY_S == 0:
                 log.warning("waiting for %s for %d s", self.folder / self.content.shards[shard].file, seconds)
@@ -143,12 +143,12 @@ class RemoteShards(Shards):
         where = self.folder / shard.file
         for failed in range(ATTEMPTS):
             if stop.wait(wait_s(failed)):
-                raise Stopped
+                raise CancelledError
             pieces = self._remote.pieces(shard.file, shard.bytes, stop)
             try:
                 while not self._cache.add(self._cached[number], shard.bytes, pieces, shard.sha256, before):
                     if stop.wait(0.1):
-                        raise Stopped
+                        raise CancelledError
                 return
             except WrongBytes as error:
                 what = f"{where}: not the bytes that were packed (wrong checksum)"
@@ -162,52 +162,37 @@ class RemoteShards(Shards):
         raise Outage(f"{what}. Make room, raise data.cache_gb, or name another folder.")
 
     def prefetch(self, steps: Steps) -> Prefetch:
-        """See `Shards`."""
-        started = _Ahead(steps(), self._fetch_ahead, shards=2 * self._window, rows=self.content.samples)
-        self._stop = started.stop
-        return started
+        """See `Shards`. After `close`, a download ends with the request that is under way."""
+        self._stop = stop = threading.Event()
+        coming = coming_shards(steps(), shards=2 * self._window, rows=self.content.samples)
 
-    def _fetch_ahead(self, shards: Sequence[int], stop: threading.Event) -> None:
-        """Begin to download the first of those `shards` that are not there. The others count as used now."""
-        now = time.time_ns()
-        near = reversed(shards[: self._most])  # so that the one that is needed first is used last
-        missing = [shard for shard in near if not self._cache.use(self._cached[shard])]
-        for shard in missing[: -_DOWNLOADS - 1 : -1]:
-            self._start(shard, now, stop)
+        def fetch_ahead() -> None:
+            """Begin to download the first of the coming shards that are not there. The others count as used now."""
+            now = time.time_ns()
+            near = reversed(next(coming)[: self._most])  # so that the one that is needed first is used last
+            missing = [shard for shard in near if not self._cache.use(self._cached[shard])]
+            for shard in missing[: -_DOWNLOADS - 1 : -1]:
+                self._start(shard, now, stop)
+
+        fetch_ahead()
+        return Prefetch(fetch_ahead, stop.set)
 
 
-class _Ahead(Prefetch):
-    """Has the shards of the coming steps fetched, after each step anew.
+def coming_shards(steps: Iterator[IntArray], *, shards: int, rows: int) -> Iterator[list[int]]:
+    """Yield before each step the shards of the coming steps, in the order of their use.
 
     Args:
         steps: the shards (N,) of the rows of each step.
-        fetch: called with shards in the order of their use, and `stop`.
         shards: number of shards to look for, in the coming `rows` at most.
     """
-
-    def __init__(
-        self, steps: Iterator[IntArray], fetch: Callable[[list[int], threading.Event], None], *, shards: int, rows: int
-    ) -> None:
-        self._steps, self._fetch, self._shards, self._rows = steps, fetch, shards, rows
-        self._coming: deque[tuple[int, dict[int, None]]] = deque()  # number of rows and the shards of each step
-        self.stop = threading.Event()
-        self._look_ahead()
-
-    def _look_ahead(self) -> None:
-        near = dict.fromkeys(shard for _, shards in self._coming for shard in shards)
-        rows = sum(rows for rows, _ in self._coming)
-        while rows < self._rows and len(near) < self._shards and (step := next(self._steps, None)) is not None:
-            self._coming.append((len(step), dict.fromkeys(step.tolist())))
-            near |= self._coming[-1][1]
-            rows += len(step)
-        self._fetch([*near], self.stop)
-
-    def done(self) -> None:
-        """See `Prefetch`."""
-        if self._coming:
-            self._coming.popleft()
-        self._look_ahead()
-
-    def close(self) -> None:
-        """See `Prefetch`. A download ends after the request that is under way."""
-        self.stop.set()
+    coming: deque[tuple[int, dict[int, None]]] = deque()  # number of rows and the shards of each step
+    while True:
+        near = dict.fromkeys(shard for _, used in coming for shard in used)
+        seen = sum(count for count, _ in coming)
+        while seen < rows and len(near) < shards and (step := next(steps, None)) is not None:
+            coming.append((len(step), dict.fromkeys(step.tolist())))
+            near |= coming[-1][1]
+            seen += len(step)
+        yield [*near]
+        if coming:
+            coming.popleft()

@@ -10,11 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ from hypothesis import strategies as st
 
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.sources.remote.cache import Cache, NoRoom, WrongBytes
-from peclr_dali.pipelines.sources.shards.remote_shards import _Ahead
+from peclr_dali.pipelines.sources.shards.remote_shards import coming_shards
 from peclr_dali.pipelines.sources.shards.shard_store import Descriptor
 
 BLOCK = 4096
@@ -198,16 +196,6 @@ def test_a_full_disk_makes_room_or_leaves_no_trace(tmp_path: Path, monkeypatch: 
     assert names(tmp_path) == {"b"}
 
 
-def plan(steps: Iterable[Any], *, shards: int, rows: int = 10**6) -> tuple[_Ahead, list[list[int]]]:
-    """A plan, and the shards that it wants after each step."""
-    wanted: list[list[int]] = []
-
-    def fetch(near: list[int], stop: threading.Event) -> None:
-        wanted.append(near)
-
-    return _Ahead((np.array(one) for one in steps), fetch, shards=shards, rows=rows), wanted
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_plan_has_the_shards_of_the_coming_steps_in_the_order_of_use(data: st.DataObject) -> None:
@@ -215,13 +203,13 @@ def test_the_plan_has_the_shards_of_the_coming_steps_in_the_order_of_use(data: s
     step = st.lists(st.integers(0, shards - 1), min_size=1, max_size=5)
     steps = data.draw(st.lists(step, min_size=1, max_size=30))
     least = data.draw(st.integers(1, shards))
-    ahead, wanted = plan(steps, shards=least)
+    coming = coming_shards(map(np.array, steps), shards=least, rows=10**6)
     for done in range(len(steps)):
         expected = [*dict.fromkeys(shard for one in steps[done:] for shard in one)]
-        near = wanted[done]
+        near = next(coming)
         assert near == expected[: len(near)]
         assert len(near) >= min(least, len(expected))
-        ahead.done()
+    assert next(coming) == next(coming) == []
 
 
 def test_a_plan_without_end_looks_ahead_over_an_epoch_at_most() -> None:
@@ -233,8 +221,8 @@ def test_a_plan_without_end_looks_ahead_over_an_epoch_at_most() -> None:
             looked += 1
             yield np.zeros(10, np.int64)
 
-    ahead, wanted = plan(endless(), shards=2, rows=100)
+    coming = coming_shards(endless(), shards=2, rows=100)
+    assert next(coming) == [0]
     assert looked == 10
-    ahead.done()
+    assert next(coming) == [0]
     assert looked == 11
-    assert wanted == [[0], [0]]
