@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train import tiny_run
+from tests.train import tiny_hands, tiny_run
 from tests.train.narrow import narrow_resnet18
 
 
@@ -14,6 +14,14 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of tiny pre-training runs."""
     root = tmp_path_factory.mktemp("data") / "images"
     tiny_run.write_images(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve labelled hands of tiny fine-tuning runs."""
+    root = tmp_path_factory.mktemp("data") / "hands"
+    tiny_hands.write_hands(root, 12)
     return root
 
 

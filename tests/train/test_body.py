@@ -47,7 +47,7 @@ def runs(people: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     settings = tiny_run.settings(people, out / "pretrained", "data.source=coco", "train.epochs=1")
     pretrain(load_config(Config, [], settings))
     start = f"encoder.weights={out / 'pretrained'}"
-    finetune(load_config(FinetuneConfig, [], tiny_hands.settings(people, out / "tuned", *SETTINGS, start)))
+    finetune(tiny_hands.config_of(people, out / "tuned", *SETTINGS, start))
     return out / "pretrained", out / "tuned"
 
 
@@ -104,12 +104,12 @@ def test_the_report_shows_it(runs: tuple[Path, Path], people: Path, tmp_path: Pa
 
 def test_a_finished_run_is_resumed_as_it_was(runs: tuple[Path, Path], people: Path) -> None:
     start = f"encoder.weights={runs[0]}"
-    folder = finetune(load_config(FinetuneConfig, [], tiny_hands.settings(people, runs[1], *SETTINGS, start)), "auto")
+    folder = finetune(tiny_hands.config_of(people, runs[1], *SETTINGS, start), "auto")
     assert folder.root == runs[1]
 
 
 def test_labels_of_another_skeleton_are_refused(people: Path, tmp_path: Path) -> None:
-    config = load_config(FinetuneConfig, [], tiny_hands.settings(people, tmp_path / "run", "data.source=coco"))
+    config = tiny_hands.config_of(people, tmp_path / "run", "data.source=coco")
     with pytest.raises(UserError, match=r"has labels of a body, pose.skeleton is 'hand': set pose.skeleton = 'body'"):
         finetune(config)
     hands = tmp_path / "hands"

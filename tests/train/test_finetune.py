@@ -23,8 +23,6 @@ from peclr_dali.models.encoders import build_encoder
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.skeleton import HAND
-from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.load import load_config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.constants import evaluation_constants
 from peclr_dali.train.finetune import finetune
@@ -39,19 +37,9 @@ from peclr_dali.train.weights.export import export_network
 from peclr_dali.train.weights.starting_weights import start_pose_network
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import full_resnet18
+from tests.train.tiny_hands import config_of
 
 pytestmark = pytest.mark.usefixtures("narrow")
-
-
-@pytest.fixture(scope="module")
-def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data") / "hands"
-    tiny_hands.write_hands(root, 12)
-    return root
-
-
-def config_of(root: Path, out: Path, *overrides: str) -> FinetuneConfig:
-    return load_config(FinetuneConfig, [], tiny_hands.settings(root, out, *overrides))
 
 
 def weights_of(out: Path) -> dict[str, Tensor]:
@@ -352,7 +340,7 @@ def test_a_head_is_kept_where_it_is_the_same_one(tmp_path: Path) -> None:
 def test_depths_stay_where_labels_are_2d_only(hands: Path, tmp_path: Path) -> None:
     """A network that knows depths learns from boxes with landmarks, and is interrupted once."""
     run, images = tiny_hands.untrained_run(tmp_path / "run"), hands / "training" / "rgb"
-    index = load_index(load_config(FinetuneConfig, [], [f"data.root={hands}"]).data)
+    index = load_index(config_of(hands, tmp_path, "data.split=all").data)
     assert index.keypoints_px is not None
     names = [f"{name}_{axis}" for name in HAND.keypoints for axis in "xy"]
     box = (0, 0, tiny_hands.SIDE_PX, tiny_hands.SIDE_PX, "right", 1)

@@ -49,7 +49,7 @@ def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(root: Path, out: Path, *overrides: str) -> Config:
-    return load_config(Config, [], tiny_run.settings(root, out, *ON, *overrides))
+    return tiny_run.config_of(root, out, *ON, *overrides)
 
 
 def probe_of(config: Config) -> Probe:

@@ -79,7 +79,7 @@ def test_a_loss_that_needs_keypoints_refuses_data_without_them(
         images = tmp_path / "hands"
         tiny_hands.write_hands(images, poses=6)
     settings = [f"data.source={source}", "loss.name=weighted_nt_xent"]
-    config = load_config(Config, [], tiny_run.settings(images, tmp_path / "run", *settings))
+    config = tiny_run.config_of(images, tmp_path / "run", *settings)
     index = load_index(config.data)
     if index.keypoints_px is not None:
         index.keypoints_px[3, 20, 1] = np.nan
@@ -144,5 +144,5 @@ def test_a_row_of_metrics_waits_twice(images: Path, tmp_path: Path, monkeypatch:
         monkeypatch.setattr(torch.Tensor, name, recorded(name))
     settings = ["loss.name=vicreg", "train.epochs=1", "train.recompute=never", "run.log_every=1"]
     with narrow_resnet18():
-        pretrain(load_config(Config, [], tiny_run.settings(images, tmp_path / "run", *settings)))
+        pretrain(tiny_run.config_of(images, tmp_path / "run", *settings))
     assert reads == ["item", "tolist"] * 2

@@ -15,28 +15,15 @@ from sklearn.preprocessing import StandardScaler
 from peclr_dali.errors import ReportedByAnotherRank, UserError
 from peclr_dali.pipelines.samples.bad_list import write_bad_list
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.load import load_config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.network_errors import evaluation_config
 from peclr_dali.train.pose.inference import canonical_loader, estimate_poses
 from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.read_out import ALPHA, fit_read_out
-from tests.train import tiny_hands
+from tests.train.tiny_hands import config_of
 
 pytestmark = pytest.mark.usefixtures("narrow")
-
-
-@pytest.fixture(scope="module")
-def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data") / "hands"
-    tiny_hands.write_hands(root, 12)
-    return root
-
-
-def config_of(hands: Path, out: Path, *overrides: str) -> FinetuneConfig:
-    return load_config(FinetuneConfig, [], tiny_hands.settings(hands, out, *overrides))
 
 
 def test_its_poses_are_those_of_scikit_learn(hands: Path, tmp_path: Path) -> None:

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.load import load_config
-from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.interrupt import Interrupted, StopSignals
 from peclr_dali.train.finetune import Finetuning, finetune
 from peclr_dali.train.pretrain import Pretraining, pretrain
@@ -27,13 +24,13 @@ pytestmark = pytest.mark.usefixtures("narrow")
 def pretraining(tmp_path: Path) -> RunFolder:
     """A run of pre-training, where the steps allow it."""
     tiny_run.write_images(tmp_path / "images", 12)
-    return pretrain(load_config(Config, [], tiny_run.settings(tmp_path / "images", tmp_path / "run")))
+    return pretrain(tiny_run.config_of(tmp_path / "images", tmp_path / "run"))
 
 
 def finetuning(tmp_path: Path) -> RunFolder:
     """A run of fine-tuning, where the steps allow it."""
     tiny_hands.write_hands(tmp_path / "hands", 12)
-    return finetune(load_config(FinetuneConfig, [], tiny_hands.settings(tmp_path / "hands", tmp_path / "run")))
+    return finetune(tiny_hands.config_of(tmp_path / "hands", tmp_path / "run"))
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP])

@@ -44,21 +44,10 @@ def test_the_documented_study_has_its_ten_augmentations() -> None:
         assert changed == {override.split("=")[0]}, name
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data") / "images"
-    tiny_run.write_images(root)
-    return root
-
-
-def tiny(images: Path, out: Path, *overrides: str) -> Config:
-    return load_config(Config, [], [*tiny_run.TINY, f"data.root={images}", f"run.out={out}", *overrides])
-
-
 def test_the_views_command_shows_them(images: Path, tmp_path: Path) -> None:
     plain, dropped = tmp_path / "plain.png", tmp_path / "dropped.png"
-    preview(tiny(images, tmp_path), plain, samples=4)
-    preview(tiny(images, tmp_path, "appearance.colour_drop_probability=1"), dropped, samples=4)
+    preview(tiny_run.config_of(images, tmp_path), plain, samples=4)
+    preview(tiny_run.config_of(images, tmp_path, "appearance.colour_drop_probability=1"), dropped, samples=4)
     colourful, grey = (np.ptp(np.asarray(cv2.imread(str(path)), int), axis=-1) for path in (plain, dropped))
     assert colourful.max() > 50
     assert grey.max() <= 1  # enlarging rounds
@@ -74,6 +63,6 @@ def test_pretraining_asks_the_loader_for_them(images: Path, tmp_path: Path, monk
     monkeypatch.setattr("peclr_dali.train.trainer.Loader", loader)
     threads = torch.get_num_threads()
     with pytest.raises(Asked) as asked:
-        pretrain(tiny(images, tmp_path / "run", "appearance.blur_probability=0.5"))
+        pretrain(tiny_run.config_of(images, tmp_path / "run", "appearance.blur_probability=0.5"))
     torch.set_num_threads(threads)
     assert asked.value.args == (AppearanceConfig(blur_probability=0.5),)

@@ -32,13 +32,6 @@ STEPS = 6
 NAMES = ("timm/test_vit", "timm/test_convnext")
 
 
-@pytest.fixture(scope="module")
-def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data") / "hands"
-    tiny_hands.write_hands(root, 12)
-    return root
-
-
 @pytest.fixture(scope="module", params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -65,6 +65,11 @@ def settings(root: Path, out: Path, *overrides: str) -> list[str]:
     return [*TINY, f"data.root={root}", f"run.out={out}", *overrides]
 
 
+def config_of(root: Path, out: Path, *overrides: str) -> FinetuneConfig:
+    """The configuration of a tiny run."""
+    return load_config(FinetuneConfig, [], settings(root, out, *overrides))
+
+
 def untrained_run(out: Path, *overrides: str, seed: int = 0) -> Path:
     """The folder of a run whose best checkpoint holds random weights: what is tested is everything around them."""
     torch.manual_seed(seed)

@@ -12,6 +12,8 @@ import cv2
 import numpy as np
 import torch
 
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
 from tests.pipelines.harness import smooth_image
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,11 @@ def write_images(root: Path, count: int = 50) -> None:
 def settings(images: Path, out: Path, *overrides: str) -> list[str]:
     """What `--set` takes."""
     return [*TINY, f"data.root={images}", f"run.out={out}", *overrides]
+
+
+def config_of(images: Path, out: Path, *overrides: str) -> Config:
+    """The configuration of a run."""
+    return load_config(Config, [], settings(images, out, *overrides))
 
 
 def start(arguments: list[str], *, processes: int = 1, restarts: int = 0) -> subprocess.Popen[str]:

@@ -18,8 +18,6 @@ from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import EpochOrder
-from peclr_dali.train.config.load import load_config
-from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.runs.bad_files import BadFiles
@@ -39,10 +37,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = (root / NAMES[31]).read_bytes()
     (root / NAMES[31]).write_bytes(data[: data.index(b"\xff\xda") + 40])
     return root
-
-
-def config(images: Path, out: Path, *more: str) -> Config:
-    return load_config(Config, [], [*tiny_run.TINY, f"data.root={images}", f"run.out={out}", *more])
 
 
 def expected(steps: int) -> Counter[int]:
@@ -70,7 +64,7 @@ def stopped(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     """A run that too many bad files have ended."""
     out = tmp_path_factory.mktemp("run") / "out"
     with pytest.raises(UserError) as caught:
-        pretrain(config(images, out))
+        pretrain(tiny_run.config_of(images, out))
     return out, str(caught.value)
 
 
@@ -90,7 +84,7 @@ def test_too_many_end_the_run_with_a_summary_and_a_checkpoint(stopped: tuple[Pat
 
 def test_a_resumed_run_goes_on_counting(stopped: tuple[Path, str], images: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(stopped[0], tmp_path / "out"))
-    pretrain(config(images, out, "data.max_bad_share=0.5"), resume="auto")
+    pretrain(tiny_run.config_of(images, out, "data.max_bad_share=0.5"), resume="auto")
     met = expected(tiny_run.STEPS)
     found = quarantine(out)
     assert {name: times for name, (_, times) in found.items()} == {NAMES[row]: met[row] for row in met}
@@ -121,7 +115,7 @@ def test_good_data_leaves_no_file(tmp_path: Path, images: Path) -> None:
     good = tmp_path / "images"
     tiny_run.write_images(good)
     out = tmp_path / "out"
-    pretrain(config(good, out, "train.epochs=1"))
+    pretrain(tiny_run.config_of(good, out, "train.epochs=1"))
     assert not (out / "quarantine.jsonl").exists()
 
 
