@@ -243,11 +243,7 @@ def confidence_intervals(
 
 
 def paired_difference(
-    tables: Mapping[str, Floats],
-    other: Mapping[str, Floats],
-    *,
-    groups: npt.ArrayLike | None = None,
-    resamples: int = 1000,
+    tables: Mapping[str, Floats], other: Mapping[str, Floats], *, groups: npt.ArrayLike | None = None
 ) -> dict[str, Interval]:
     """Difference of the metrics of two runs on the same samples, with intervals as in `confidence_intervals`.
 
@@ -257,7 +253,7 @@ def paired_difference(
     Args:
         tables: (N, K) each, of the first run.
         other: tables of the other run, with the same names and the same samples row by row.
-        groups: as in `confidence_intervals`; the same for `resamples`.
+        groups: as in `confidence_intervals`.
 
     Raises:
         ValueError: the names or shapes differ.
@@ -266,7 +262,7 @@ def paired_difference(
     if shapes != others:
         raise ValueError(f"tables {shapes} and {others} are not of the same samples")
     differences = {name: tables[name] - other[name] for name in tables}
-    return confidence_intervals(differences, groups=groups, resamples=resamples)
+    return confidence_intervals(differences, groups=groups)
 
 
 def mean_over_samples(table: Floats) -> Floats:

@@ -57,7 +57,7 @@ def shown_side_px(side_px: int) -> int:
     return side_px * -(-192 // side_px)
 
 
-def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, columns: int = 6) -> None:
+def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24) -> None:
     """Write a sheet with the views of each sample side by side, and the keypoints transformed by their matrices."""
     side_px = batch.views[0].image.shape[-1]
     enlarge = shown_side_px(side_px) // side_px
@@ -74,7 +74,7 @@ def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, col
                 if np.isfinite(keypoints).any():  # one of several sources may have no keypoints
                     draw_skeleton(pictures[-1], keypoints * enlarge, index.skeleton)
         pairs.append(np.concatenate(pictures, axis=1))
-    save_sheet(path, pairs, columns=columns)
+    save_sheet(path, pairs, columns=6)
 
 
 def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
@@ -27,14 +27,14 @@ _PATIENCE_S = 30.0
 """Seconds that the end of a run waits for Weights & Biases."""
 
 
-class Tracker(Protocol):
-    """The interface of a tracker. Each method may raise any error.
+class Tracker:
+    """The interface of a tracker, which does nothing. Each method may raise any error.
 
     Attributes:
         id: identifies the tracker's record of this run, so that a resumed run continues it; None if not needed.
     """
 
-    id: str | None
+    id: str | None = None
 
     def configuration(self, tables: Mapping[str, Any]) -> None:
         """Log the run's configuration, as nested tables. It is called again when the run is resumed."""
@@ -49,33 +49,25 @@ class Tracker(Protocol):
         """End the record of the run."""
 
 
-class TensorBoard:
-    """Writes figures as event files into the run's folder."""
-
-    id: str | None = None
+class TensorBoard(Tracker):
+    """Writes figures as event files into the run's folder, which has configuration and pictures already."""
 
     def __init__(self, folder: Path, first_step: int, _: str | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
 
-    def configuration(self, tables: Mapping[str, Any]) -> None:
-        """Do nothing: it is in the run's folder."""
-
     def scalars(self, row: Mapping[str, float], step: int) -> None:
         """Add a point to the curve of each name."""
         for name, value in row.items():
             self._writer.add_scalar(name, value, step)
-
-    def picture(self, path: Path, step: int) -> None:
-        """Do nothing: it is in the run's folder."""
 
     def close(self) -> None:
         """Write the remaining events."""
         self._writer.close()
 
 
-class MLflow:
+class MLflow(Tracker):
     """A run of MLflow. MLflow's environment variables, such as MLFLOW_TRACKING_URI, say where it is stored.
 
     MLflow sends figures in its own threads. Other calls wait for the server: at the start, and for the pictures at the
@@ -90,7 +82,7 @@ class MLflow:
         self._is_new, self._pictures = run_id is None, set[Path]()
         _lost_rows.text = ""
         logging.getLogger("mlflow.utils.async_logging.async_logging_queue").addFilter(_lost_rows)
-        self.id: str | None = self._mlflow.start_run(run_id=run_id, run_name=folder.name).info.run_id
+        self.id = self._mlflow.start_run(run_id=run_id, run_name=folder.name).info.run_id
 
     def configuration(self, tables: Mapping[str, Any]) -> None:
         """Log it as an artifact, and as parameters, which MLflow does not let a resumed run change."""
@@ -135,7 +127,7 @@ _lost_rows = _LastMessage()
 """What MLflow's threads say about figures that they could not send."""
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """A run of Weights & Biases, set up by its environment variables, such as WANDB_PROJECT and WANDB_MODE."""
 
     def __init__(self, folder: Path, _: int, run_id: str | None) -> None:
@@ -155,7 +147,7 @@ class WeightsAndBiases:
                 console="off", x_graphql_retry_max=3, finish_timeout=_PATIENCE_S, finish_timeout_raises=True
             ),
         )
-        self.id: str | None = self._run.id
+        self.id = self._run.id
 
     def configuration(self, tables: Mapping[str, Any]) -> None:
         """Log it as the run's config."""

@@ -35,11 +35,10 @@ SHORT = ("train.epochs=2", "run.checkpoint_every=4")
 ALL = 'run.trackers=["tensorboard", "mlflow", "wandb"]'
 
 
-class Recorder:
+class Recorder(Tracker):
     """Keeps what it is given; fails at one call."""
 
     def __init__(self, fails_at: str = "", error: type[BaseException] = ConnectionError) -> None:
-        self.id: str | None = None
         self._error = error
         self.calls: list[tuple[Any, ...]] = []
         self._fails_at = fails_at
