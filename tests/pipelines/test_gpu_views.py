@@ -33,7 +33,6 @@ from tests.pipelines.harness import (
     assert_equal,
     draws_of,
     encode,
-    index_of,
     jpeg,
     load,
     make_views,
@@ -42,7 +41,7 @@ from tests.pipelines.harness import (
     write_jpegs,
 )
 from tests.pipelines.test_appearance import ALL, ALWAYS
-from tests.pipelines.test_loader import assert_replaced, broken, odd_but_good
+from tests.pipelines.test_loader import COLOURS, assert_replaced, write_mixture
 from tests.pipelines.test_views import CENTER_BOX, far_from_fill, near_hue_cut
 
 Jitter = Literal["none", "hsv", "linear"]
@@ -290,28 +289,16 @@ def test_the_kernel_s_loader_gives_the_graph_s_batches(folder: Index) -> None:
 def test_bad_files_are_replaced_and_no_other_sample_is_lost(
     gpu_views: GpuViews, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rng = np.random.default_rng(0)
-    plain = [jpeg(smooth_image(rng, 40, 48, 3)) for _ in range(20)]
-    bad_names = set()
-    for number in range(120):
-        (tmp_path / f"plain_{number}.jpg").write_bytes(plain[number % 20])
-    for number in range(24):
-        name, data = odd_but_good(rng, number)
-        (tmp_path / name).write_bytes(data)
-        name, data = broken(rng, number, plain[number % 20])
-        (tmp_path / name).write_bytes(data)
-        bad_names.add(name)
-    index = index_of(tmp_path)
+    index, bad_names = write_mixture(tmp_path, plain=120, others=24)
     order = EpochOrder(168, 168, seed=0)
     made = batches(index, "cuda:0", batch=56, order=order, chunk=14, gpu_views=gpu_views)
     assert_replaced(index, order, made, bad_names, caplog)
-    colours = {"cmyk": (255, 0, 0), "gray": (100, 100, 100), "deep": (200, 200, 200), "exif": (0, 0, 255)}
     for batch in made:
         centers = batch.views[0].image[:, :, 15:17, 15:17].float().mean((2, 3)).cpu()
         for sample, center in zip(batch.samples[:, 0].tolist(), centers, strict=True):
             kind = index.paths[sample].split("_")[0]
-            if kind in colours:
-                np.testing.assert_allclose(center, colours[kind], atol=6)
+            if kind in COLOURS:
+                np.testing.assert_allclose(center, COLOURS[kind], atol=6)
 
 
 @pytest.mark.gpu

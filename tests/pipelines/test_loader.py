@@ -155,6 +155,26 @@ def with_bogus_table(good: bytes) -> bytes:
 UNDECODABLE = with_bogus_table(jpeg(smooth_image(np.random.default_rng(1), 64, 64, 2)))
 
 
+COLOURS = {"cmyk": (255, 0, 0), "gray": (100, 100, 100), "deep": (200, 200, 200), "exif": (0, 0, 255)}
+"""Of the files of `odd_but_good`."""
+
+
+def write_mixture(root: Path, *, plain: int, others: int) -> tuple[Index, set[str]]:
+    """A folder of plain files, with odd and broken ones among them, as many of each; and the names of the broken."""
+    rng = np.random.default_rng(0)
+    pictures = [jpeg(smooth_image(rng, 40, 48, 3)) for _ in range(20)]
+    for number in range(plain):
+        (root / f"plain_{number}.jpg").write_bytes(pictures[number % 20])
+    bad_names = set()
+    for number in range(others):
+        name, data = odd_but_good(rng, number)
+        (root / name).write_bytes(data)
+        name, data = broken(rng, number, pictures[number % 20])
+        (root / name).write_bytes(data)
+        bad_names.add(name)
+    return index_of(root), bad_names
+
+
 def assert_replaced(
     index: Index, order: Order, made: list[Batch], bad_names: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,18 +192,7 @@ def assert_replaced(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_odd_files_among_good_ones(backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """200 odd files among 1000 good: bad ones are named once and replaced, odd ones used, nothing else changes."""
-    rng = np.random.default_rng(0)
-    plain = [jpeg(smooth_image(rng, 40, 48, 3)) for _ in range(50)]
-    for number in range(1000):
-        (tmp_path / f"plain_{number}.jpg").write_bytes(plain[number % 50])
-    bad_names = set()
-    for number in range(100):
-        name, data = odd_but_good(rng, number)
-        (tmp_path / name).write_bytes(data)
-        name, data = broken(rng, number, plain[number % 50])
-        (tmp_path / name).write_bytes(data)
-        bad_names.add(name)
-    index = index_of(tmp_path)
+    index, bad_names = write_mixture(tmp_path, plain=1000, others=100)
     assert len(index) == 1200
 
     order, quarantine = EpochOrder(1200, 1200, seed=0), Quarantine()
@@ -193,15 +202,14 @@ def test_odd_files_among_good_ones(backend: Backend, tmp_path: Path, caplog: pyt
     assert {index.paths[sample] for sample in quarantine.reasons} == bad_names
     assert_replaced(index, order, made, bad_names, caplog)
 
-    colours = {"cmyk": (255, 0, 0), "gray": (100, 100, 100), "deep": (200, 200, 200), "exif": (0, 0, 255)}
-    seen = dict.fromkeys(colours, 0)
+    seen = dict.fromkeys(COLOURS, 0)
     for batch in made[:5]:
         for row, sample in enumerate(batch.samples[:, 0].tolist()):
             kind = index.paths[sample].split("_")[0]
-            if kind in colours:
+            if kind in COLOURS:
                 seen[kind] += 1
                 center = batch.views[0].image[row, :, 7:9, 7:9].flatten(1).float().mean(dim=1)
-                np.testing.assert_allclose(center, colours[kind], atol=6)
+                np.testing.assert_allclose(center, COLOURS[kind], atol=6)
                 if kind == "exif":
                     size_px = 1 / batch.views[0].source_to_view_px[row, :, :2].norm(dim=0) * 16
                     magnification = batch.views[0].matrix[row, :, :2].norm(dim=0)

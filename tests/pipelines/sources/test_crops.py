@@ -28,18 +28,17 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.sources.shards.crop import Crop
 from peclr_dali.pipelines.sources.shards.pack import Packed, pack
-from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
 from peclr_dali.pipelines.views.draws import draw_view
 from peclr_dali.pipelines.views.plan import plan_views, reachable
 from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes
 from tests.command_line import run_cli
 from tests.conftest import Record
 from tests.pipelines.decoder_fuzz import encoded
-from tests.pipelines.harness import smooth_image
+from tests.pipelines.harness import NO_COLOUR, load, smooth_image
 from tests.pipelines.test_exif import with_orientation
 from tests.pipelines.test_loader import UNDECODABLE
 
-NO_COLOUR = ColourConfig(jitter="none")
 MARGIN = 1.5
 SIZES = [(96, 96), (97, 131), (403, 611), (640, 479)]
 """Even and odd ones, some of which are halved."""
@@ -95,14 +94,8 @@ def loaded(root: Path, **options: Any) -> Index:
 
 
 def batches(index: Index, geometry: GeometryConfig) -> list[Batch]:
-    with Loader(
-        index,
-        Schedule(build_order(index, batch=16, seed=1), RankSlice(16, 0, 16), last_step=6),
-        PipelinesConfig(backend="cpu", batch=8, threads=2, decode="whole"),
-        Augmentation(geometry, NO_COLOUR),
-        device=torch.device("cpu"),
-    ) as loader:
-        return list(loader)
+    order, augmentation = build_order(index, batch=16, seed=1), Augmentation(geometry, NO_COLOUR)
+    return load(index, augmentation, batch=16, order=order, chunk=8, backend="cpu", decode="whole")
 
 
 WHOLE_PX = {0: (96, 96), 30: (640, 479)}

@@ -15,14 +15,13 @@ import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import View
-from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
-from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
+from peclr_dali.pipelines.samples.order import EpochOrder
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.folder import load_folder
-from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
-from tests.pipelines.harness import smooth_image
+from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
+from tests.pipelines.harness import NO_COLOUR, load, smooth_image
 from tests.pipelines.sources.layouts import one_line, write_image
 from tests.pipelines.sources.test_freihand import write_part
 
@@ -145,17 +144,9 @@ def test_a_wrong_hand_in_json_ends_in_one_line(root: Path, first: object, second
 
 def views(index: Index) -> View:
     """Augmented views of all samples, in the order of the index."""
-    schedule = Schedule(EpochOrder(len(index), 2, seed=0, fixed=np.arange(2)), RankSlice(2, 0, 2), last_step=1)
-    geometry = GeometryConfig(side_px=32)
-    with Loader(
-        index,
-        schedule,
-        PipelinesConfig(backend="cpu", threads=1),
-        Augmentation(geometry, ColourConfig(jitter="none")),
-        device=torch.device("cpu"),
-        views=1,
-    ) as loader:
-        (batch,) = loader
+    order = EpochOrder(len(index), 2, seed=0, fixed=np.arange(2))
+    augmentation = Augmentation(GeometryConfig(side_px=32), NO_COLOUR)
+    (batch,) = load(index, [augmentation], batch=2, order=order, last=1, backend="cpu")
     assert batch.samples[:, 0].tolist() == [0, 1]
     return batch.views[0]
 

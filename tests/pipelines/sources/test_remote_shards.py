@@ -28,28 +28,27 @@ from s3fs import S3FileSystem  # type: ignore[import-untyped]
 
 from peclr_dali.errors import Outage, UserError
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
-from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.loader.epoch_loader import make_loader
 from peclr_dali.pipelines.samples.bad_list import write_bad_list
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
+from peclr_dali.pipelines.samples.order import build_order
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.sources.remote import address
 from peclr_dali.pipelines.sources.remote.address import Remote
 from peclr_dali.pipelines.sources.shards.pack import pack
 from peclr_dali.pipelines.sources.shards.shard_store import ShardStore
-from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from tests.conftest import Record
 from tests.pipelines.decoder_fuzz import encoded
+from tests.pipelines.harness import assert_equal, load, loader_of
 from tests.pipelines.sources.bucket import ADDRESS, NAME, Bucket, size_on_disk, watched
 from tests.train.ranks import finish, start_ranks
 
 COUNT, PER_SHARD = 120, 10
 SHARDS = COUNT // PER_SHARD
 GB = 1e9
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -95,20 +94,14 @@ def remote(tmp_path: Path, **options: Any) -> DataConfig:
 
 
 def batches(index: Index, *, steps: int = 14) -> list[Batch]:
-    schedule = Schedule(build_order(index, batch=4, seed=3), RankSlice(4, 0, 4), last_step=5 * steps)
-    config = PipelinesConfig(backend="cpu", batch=4, threads=2)
-    augmentation = Augmentation(GeometryConfig(side_px=16), ColourConfig())
-    with Loader(index, schedule, config, augmentation, device=CPU) as loader:
-        return list(loader)
+    order = build_order(index, batch=4, seed=3)
+    return load(index, batch=4, order=order, last=5 * steps, chunk=4, backend="cpu")
 
 
 def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
     for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one.samples, other.samples)
+        assert_equal(one, other)
         assert not len(one.bad)
-        for view, expected in zip(one.views, other.views, strict=True):
-            assert torch.equal(view.image, expected.image)
-            assert torch.equal(view.matrix, expected.matrix)
 
 
 def test_batches_are_the_same_though_requests_fail(bucket: Bucket, packed: Path, tmp_path: Path) -> None:
@@ -314,11 +307,9 @@ def test_a_loader_that_waits_for_the_network_can_be_closed(
 ) -> None:
     monkeypatch.setattr("peclr_dali.pipelines.sources.shards.remote_shards._LOG_EVERY_S", 1)
     index = load_index(remote(tmp_path))
-    schedule = Schedule(build_order(index, batch=20, seed=3), RankSlice(20, 0, 20))
-    config = PipelinesConfig(backend="cpu", batch=10, threads=2)
     bucket.fault = lambda name, number: "slow" if name.endswith(".tar") else None
     with patch("peclr_dali.pipelines.render.settings.largest_pixels", return_value=4096):
-        loader = Loader(index, schedule, config, Augmentation(GeometryConfig(), ColourConfig()), device=CPU)
+        loader = loader_of(index, order=build_order(index, batch=20, seed=3), last=None, chunk=10, backend="cpu")
     iterator = iter(loader)
 
     def consume() -> None:

@@ -17,28 +17,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import webdataset  # type: ignore[import-untyped]
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
-from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.bad_list import write_bad_list
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule, build_order
+from peclr_dali.pipelines.samples.order import EpochOrder, build_order
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.sources.shards.load import load_shards
 from peclr_dali.pipelines.sources.shards.pack import Packed, pack
 from peclr_dali.pipelines.sources.shards.shard_store import ShardStore
-from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.train.config.finetuning import FinetuneDataConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from tests.command_line import as_options, run_cli
 from tests.pipelines.decoder_fuzz import encoded, smooth_picture
-from tests.pipelines.harness import BACKENDS
+from tests.pipelines.harness import BACKENDS, assert_equal, load
 from tests.pipelines.sources.test_freihand import write_part
 
 COUNT = 50
@@ -105,23 +102,10 @@ def test_an_index_comes_back_as_it_was(source: Index, packed: Path) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_batches_are_bit_identical(source: Index, packed: Path, backend: Any) -> None:
     def batches(index: Index) -> list[Batch]:
-        order = build_order(index, batch=16, seed=3)
-        config = PipelinesConfig(backend=backend, batch=8, threads=2)
-        with Loader(
-            index,
-            Schedule(order, RankSlice(16, 0, 16), last_step=7),
-            config,
-            Augmentation(GeometryConfig(side_px=16), ColourConfig()),
-            device=torch.device("cpu"),
-        ) as loader:
-            return list(loader)
+        return load(index, batch=16, order=build_order(index, batch=16, seed=3), last=7, chunk=8, backend=backend)
 
     for ours, theirs in zip(batches(load_shards(DataConfig("shards", str(packed)))), batches(source), strict=True):
-        assert torch.equal(ours.samples, theirs.samples)
-        for one, other in zip(ours.views, theirs.views, strict=True):
-            assert torch.equal(one.image, other.image)
-            assert torch.equal(one.matrix, other.matrix)
-            assert torch.equal(one.source_to_view_px, other.source_to_view_px)
+        assert_equal(ours, theirs)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the package's own: it leaves files open
