@@ -159,6 +159,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def init(backend: str, *, timeout: timedelta, pg_options: Any, **settings: object) -> None:
         done.append(backend)
+        assert "device_id" not in settings  # NCCL would connect here, where nothing watches it
         if backend == "nccl":  # above the loader's stream, and no warning of two limits
             assert (pg_options.is_high_priority_stream, pg_options._timeout) == (True, timeout)
 
