@@ -76,12 +76,12 @@ def test_an_estimate_is_the_newest_of_each_configuration_and_card(tmp_path: Path
     row = {
         "machine": machine(), "configuration": "peclr_rn50", "precision": "bf16", "graphs": 16, "graphs_kept": 6,
         "peak_bytes": 3 * 2**30, "held_bytes": 2**29, "flop": 2e12, "bytes": 3e9, "computed_s": [0.5, 0.4, 0.7],
-        "products_share": 0.4, "peak_share": 0.2,
+        "over_all_kept": 1.2, "products_share": 0.4, "peak_share": 0.2,
     }  # fmt: skip
     cards = (("A100", 15400), ("H100", 15400), ("A100", 13000))
     write_rows(tmp_path / "gpu_estimate.jsonl", *({**row, "gpu": gpu, "kernels": kernels} for gpu, kernels in cards))
     made = fill_tables(page, tmp_path)
-    of_all = "6 of 16 | 3.0 | 0.50 | {} | 2.0 | 3 | 0.50 (0.40 to 0.70) | 40% | 20% |"
+    of_all = "6 of 16 | 3.0 | 0.50 | {} | 2.0 | 3 | 0.50 (0.40 to 0.70) | 1.20 x | 40% | 20% |"
     assert f"| peclr_rn50, bf16 | A100 | {of_all.format('13,000')}\n" in made
     assert f"| peclr_rn50, bf16 | H100 | {of_all.format('15,400')}\n" in made
     assert "15,400" not in made.replace(of_all.format("15,400"), "")
