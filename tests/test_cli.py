@@ -188,13 +188,17 @@ def test_views_on_a_full_disk_are_one_line_and_leave_no_half_file(
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
-def test_views_are_not_written_over_an_image_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("out", ["images/00.jpg", "link.png"])
+def test_views_are_not_written_over_an_image_of_the_data(
+    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tiny_run.write_images(tmp_path / "images", count=2)
     image = tmp_path / "images" / "00.jpg"
+    (tmp_path / "link.png").symlink_to(image)
     before = image.read_bytes()
     settings = as_options(["data.source=folder", f"data.root={tmp_path / 'images'}"])
-    assert run_cli("views", *settings, str(image)) == 2
-    assert f"{image} is an input of this command and is not overwritten" in capsys.readouterr().err
+    assert run_cli("views", *settings, str(tmp_path / out)) == 2
+    assert f"{tmp_path / out} is an input of this command and is not overwritten" in capsys.readouterr().err
     assert image.read_bytes() == before
 
 

@@ -11,7 +11,6 @@ import csv
 import io
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +29,7 @@ from peclr_dali.bench.classification.labels import Labels, Rows, Splits, read_la
 from peclr_dali.bench.classification.neighbours import save_neighbours
 from peclr_dali.bench.rows import describe_machine
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import parse_json, regular
+from peclr_dali.parsing import require_results_of
 from peclr_dali.pipelines.config import DataConfig, refuse_among_images
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
@@ -82,7 +81,7 @@ def classify(
     """
     data = DataConfig("folder", str(images), box=box, box_margin=1.0)
     refuse_among_images(out, data)
-    _require_ours(out)
+    require_results_of("classify", out, RESULTS, lambda found: found["bench"] == _BENCH)
     everything = load_index(data)
     index, labels = read_labels(everything, table, groups)
     first_cut = splits(labels, folds)[0]
@@ -142,20 +141,6 @@ def classify(
     before_and_after = features["random"], features[encoders[0].name]
     save_neighbours(out / RESULTS[2], views, before_and_after, labels, *cuts[0])
     return row
-
-
-def _require_ours(out: Path) -> None:
-    """Refuse to write over files that are not of an earlier `classify`."""
-    try:
-        ours = parse_json(regular(out / RESULTS[0]).read_bytes()).get("bench") == _BENCH
-    except (OSError, ValueError, AttributeError):  # there is none, or it is not ours
-        ours = False
-    there = [name for name in RESULTS if os.path.lexists(out / name)]
-    if there and not ours:
-        raise UserError(
-            f"{out / there[0]}: exists, and the folder holds no results of classify, which would replace it: name "
-            "another folder with --out"
-        )
 
 
 def predict(model: str, features: Floats, labels: Labels, cuts: Splits) -> Rows:

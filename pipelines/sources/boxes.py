@@ -242,7 +242,9 @@ def _landmarks_px(row: _Row, cells: Sequence[str]) -> npt.NDArray[np.float32]:
         return np.full((len(HAND), 2), np.nan, np.float32)
     values = as_numbers(cells)
     if values is None or values.shape != (len(_LANDMARKS),) or not (np.abs(values) < _LARGEST_PX).all():
-        raise row.wrong(f"{len(cells)} cells for landmarks, {_text(list(cells))}", f"{len(_LANDMARKS)} numbers")
+        raise row.wrong(
+            f"{len(cells)} cells for landmarks, {_text(list(cells))}", f"{len(_LANDMARKS)} numbers below 1e7"
+        )
     return values.reshape(-1, 2).astype(np.float32)
 
 

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +111,25 @@ def test_weights_that_half_precision_cannot_hold_stay_as_they_are(run: Path, tmp
     export_network(tmp_path / "pose.pth", tmp_path / "pose.safetensors")
     bias = load_pose_run(tmp_path / "pose.safetensors").network.state_dict()["head.bias"]
     torch.testing.assert_close(bias, saved["network"]["head.bias"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "found"),
+    [
+        ("head.weight", lambda weight: weight.long(), "is int64 instead of floating-point numbers"),
+        ("head.bias", lambda weight: weight[1:], r"is \(62,\) instead of \(63,\)"),
+    ],
+)
+def test_a_network_with_other_tensors_than_its_configuration_has_is_refused(
+    key: str, change: Callable[[torch.Tensor], torch.Tensor], found: str, run: Path, tmp_path: Path
+) -> None:
+    saved = load_checkpoint(load_pose_run(run).path)
+    saved["network"][key] = change(saved["network"][key])
+    write_checkpoint(tmp_path / "pose.pth", saved["step"], saved)
+    with pytest.raises(
+        UserError, match=f"pose.pth does not fit its configuration: {key} {found}: expected a file that"
+    ):
+        load_pose_run(tmp_path / "pose.pth")
 
 
 def network_file(weight: torch.Tensor, **content: Any) -> bytes:

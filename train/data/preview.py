@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -23,7 +24,8 @@ def preview(config: Config, out: Path, *, samples: int) -> None:
         raise UserError(f"{out.parent}: no such folder. Make it first")
     index = load_index(config.data)
     if index.store is None:
-        same_name = (row for row, path in enumerate(index.paths) if path.endswith(out.name))
+        names = (out.name, Path(os.path.realpath(out)).name)  # a link replaces what it points to
+        same_name = (row for row, path in enumerate(index.paths) if path.endswith(names))
         refuse_inputs(out, map(index.path, same_name))
     count = min(samples, len(index))
     batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it

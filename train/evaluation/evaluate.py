@@ -14,6 +14,7 @@ import numpy as np
 from rich.table import Table
 
 from peclr_dali.errors import UserError
+from peclr_dali.parsing import require_results_of
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.distributed.world import single_process
@@ -29,6 +30,8 @@ from peclr_dali.writing import write_text
 
 log = logging.getLogger(__name__)
 
+RESULTS = ("metrics.json", "poses.csv", "pck.png", "worst.png")
+"""The files that `evaluate` writes."""
 Crop = Literal["boxes", "two-pass"]
 _ESTIMATES = {"boxes": estimate_poses, "two-pass": estimate_in_two_passes}
 
@@ -107,12 +110,12 @@ def evaluate(
     # In the order of their errors: not as joined sources or blocks of shards, whose rows ascend.
     few = dataclasses.replace(index, sources=(), blocks=None).select(rows)
     closer = estimate(run.network, few, labels.intrinsics[rows], config, keep_images=len(rows))
-    write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
-    report.save_poses(folder / "poses.csv", evaluation)
-    report.save_pck(folder / "pck.png", shown)
-    report.save_worst(folder / "worst.png", evaluation, rows, closer)
-    written += [folder / name for name in ("metrics.json", "poses.csv", "pck.png", "worst.png")]
-    return Evaluated(tables, written)
+    metrics, table, curves, pictures = results_files = [folder / name for name in RESULTS]
+    write_text(metrics, json.dumps(content, indent=2) + "\n")
+    report.save_poses(table, evaluation)
+    report.save_pck(curves, shown)
+    report.save_worst(pictures, evaluation, rows, closer)
+    return Evaluated(tables, written + results_files)
 
 
 def _require_measurable(index: Index, labels: PoseLabels, runs: Sequence[PoseRun], *, submission: bool) -> None:
@@ -144,6 +147,7 @@ def _title(evaluation: Evaluation) -> str:
 
 def _folder(out: Path | None, source: Path) -> Path:
     folder = out or (source if source.is_dir() else source.parent) / "evaluation"
+    require_results_of("evaluate", folder, RESULTS, lambda found: found["checkpoint"])
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -13,6 +13,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
 from peclr_dali.models.encoders import make_encoder
 from peclr_dali.models.pose import PoseNetwork
+from peclr_dali.models.weights import check_state
 from peclr_dali.pipelines.config import each_source
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
@@ -68,10 +69,11 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
         raise UserError(f"{path} was written by another version: {in_one_line(error)}") from error
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, precision="auto"))
     network = PoseNetwork(make_encoder(config.encoder.name, config.geometry.side_px), config.pose)
-    try:
-        network.load_state_dict(saved["network"])
-    except RuntimeError as error:
-        raise UserError(f"{path} holds another model: {in_one_line(error)}") from error
+    check_state(
+        saved["network"], network.state_dict(), origin=str(path), model="its configuration",
+        remedy="expected a file that training wrote. Name another one.",
+    )  # fmt: skip
+    network.load_state_dict(saved["network"], strict=False)  # without num_batches_tracked is enough
     place = device or torch.device("cpu")
     network = network.float().to(place).eval()
     with torch.inference_mode():

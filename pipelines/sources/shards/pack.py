@@ -213,7 +213,11 @@ class _Packer:
             left_out += notes["left_out"]
             shards.append(Shard(self._shard_file(number).name, samples, notes["bytes"], notes["sha256"]))
         if not columns:
-            raise UserError(f"{self._index.root}: none of its {len(self._index)} images can be used ({left_out[0]}).")
+            first = f"{left_out[0]['path']}: {left_out[0]['reason']}"
+            raise UserError(
+                f"{self._index.root}: none of its {len(self._index)} images can be used; the first is {first}. Mend or "
+                "replace the files, or name another folder."
+            )
         tables = {name: np.concatenate(column) for name, column in columns.items()}
         checksums = write_tables(self._out, tables)
         write_text(self._out / "SHA256SUMS", "".join(f"{shard.sha256}  {shard.file}\n" for shard in shards))

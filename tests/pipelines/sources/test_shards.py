@@ -311,6 +311,11 @@ def test_bad_files_are_left_out_and_named(source: Index, tmp_path: Path) -> None
     kept = load_shards(DataConfig("shards", str(tmp_path / "out")))
     assert [kept.read(row) for row in range(48)] == [source.read(row) for row in range(49) if row != 4]
     np.testing.assert_array_equal(kept.box_px[4], source.box_px[5])
+    gone = dataclasses.replace(source, root=tmp_path)
+    with pytest.raises(
+        UserError, match=r"none of its 50 images can be used; the first is \S+000.jpg: \[Errno 2\] No such"
+    ):
+        packed_by(gone, tmp_path / "none")
 
 
 @pytest.fixture

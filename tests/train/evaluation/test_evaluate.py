@@ -23,7 +23,7 @@ from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneDataConfi
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.evaluation.evaluate import Evaluated, evaluate
+from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate
 from peclr_dali.train.evaluation.network_errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
 from peclr_dali.train.evaluation.two_pass_crop import _view, crops_around, estimate_in_two_passes
 from peclr_dali.train.pose.inference import estimate_poses
@@ -165,7 +165,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
 def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -> None:
     other = tiny_hands.untrained_run(tmp_path / "other", f"data.root={hands}", seed=1)
     done = call(run, tmp_path / "out", compare=other)
-    assert [file.name for file in done.files] == ["metrics.json", "poses.csv", "pck.png", "worst.png"]
+    assert [file.name for file in done.files] == list(RESULTS)
     assert len(done.tables) == 2
     content = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert content["images"] == 4 * POSES // 10  # the held-out poses with their four backgrounds
@@ -192,6 +192,17 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
         picture = cv2.imread(str(tmp_path / "out" / name))
         assert picture is not None
         assert picture.std() > 10
+
+
+def test_files_of_another_program_are_not_replaced(run: Path, tmp_path: Path) -> None:
+    for name in RESULTS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text("[]")
+        with pytest.raises(
+            UserError, match=f"{name}: exists, and the folder holds no results of evaluate, which would"
+        ):
+            call(run, tmp_path / name)
+        assert (tmp_path / name / name).read_text() == "[]"
 
 
 def test_the_worst_poses_are_drawn_from_shards_that_are_shuffled_in_blocks(
