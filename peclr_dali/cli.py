@@ -31,6 +31,7 @@ from peclr_dali.errors.terminal import OneLine
 from peclr_dali.experiments import commands as studies
 from peclr_dali.machine.compiled import choose_cache_folder
 from peclr_dali.machine.freed_memory import keep_freed_memory
+from peclr_dali.machine.workers import Terminated
 from peclr_dali.train.commands import data, networks, training
 from peclr_dali.train.commands.options import is_first_on_host, is_main_rank, say
 from peclr_dali.train.distributed.interrupt import Interrupted, stop_with_torchrun
@@ -72,6 +73,9 @@ class OneLineErrors(click.Group):
             if is_main_rank():
                 say(str(stop), err=True)
             _leave(stop.exit_code)
+        except Terminated:
+            say("stopped by SIGTERM", err=True)
+            raise
         except click.exceptions.NoArgsIsHelpError as request:
             click.echo(request.format_message())
         except click.UsageError as error:

@@ -39,6 +39,7 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.machine.cores import available_cores
+from peclr_dali.machine.workers import start_worker
 from peclr_dali.skeleton import hand_rows
 from peclr_dali.synthetic.hand import draw_film, draw_hand, project, render_hand
 from peclr_dali.synthetic.photo import take_photo
@@ -261,8 +262,7 @@ def _in_workers(
     hand = draw_hand(np.random.default_rng(0))
     take_photo(np.random.default_rng(0), render_hand(hand), hand.camera.intrinsics, _scene(recipe.seed, 0))
     spawn = multiprocessing.get_context("spawn")
-    # One thread per process: the processes already fill the cores.
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=cv2.setNumThreads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_renderer) as pool:
         try:
             yield from pool.map(make, *arguments, chunksize=per_task)
         except BrokenProcessPool as error:
@@ -272,6 +272,12 @@ def _in_workers(
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _start_renderer() -> None:
+    """Prepare a process that renders, with one thread: the processes already fill the cores."""
+    start_worker()
+    cv2.setNumThreads(1)
 
 
 def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> Annotation:

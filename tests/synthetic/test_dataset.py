@@ -1,6 +1,12 @@
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -22,7 +28,7 @@ from peclr_dali.synthetic.scenes import draw_scene
 from peclr_dali.writing import NotWritten
 from tests.command_line import as_options, run_cli
 from tests.full_disk import files_of_at_most
-from tests.train.tiny_run import TINY
+from tests.train.tiny_run import ROOT, TINY
 
 # More poses than one task takes, so that two workers share them.
 POSES, SEED, SCENES = 9, 5, 6
@@ -270,3 +276,21 @@ def test_killed_workers_are_one_line_that_says_how_to_go_on(tmp_path: Path, monk
     monkeypatch.setattr(ProcessPoolExecutor, "map", killed)
     with pytest.raises(UserError, match=r"hands: a rendering process was killed from outside.*--workers 1"):
         render(tmp_path / "hands", workers=2)
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_stays_when_the_rendering_is_ended(by: signal.Signals, tmp_path: Path) -> None:
+    """Each process holds the pipe, so the output ends when the last one has ended."""
+    command = [sys.executable, f"{ROOT}/cli.py", "make-data", f"{tmp_path}/out", "--poses", "1000", "--workers", "2"]
+    rendering = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        while rendering.poll() is None and not list(tmp_path.glob("out/training/rgb/*")):
+            time.sleep(0.1)
+        rendering.send_signal(by)
+        _, error = rendering.communicate(timeout=120)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(rendering.pid, signal.SIGKILL)
+    if by == signal.SIGTERM:
+        lines = [line for line in error.splitlines() if not line.startswith("rendering")]
+        assert (rendering.returncode, lines) == (128 + by, ["stopped by SIGTERM"])

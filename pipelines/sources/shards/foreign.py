@@ -8,9 +8,7 @@ import json
 import multiprocessing
 import os
 import re
-import signal
 import tarfile
-import threading
 import zipfile
 import zlib
 from collections import Counter
@@ -26,6 +24,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from peclr_dali.errors import UserError
+from peclr_dali.machine.workers import start_worker
 from peclr_dali.parsing import paths_in_one_line, regular
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.sources.folder import IMAGE_ENDINGS
@@ -304,7 +303,7 @@ def index_shards(
 
 
 def _in_processes(shards: Iterable[Path], out: Path, workers: int) -> Iterator[tuple[Path, Scanned]]:
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), start_worker) as pool:
         try:
             running = {pool.submit(_scan_and_keep, out, shard): shard for shard in shards}
             for done in as_completed(running):
@@ -316,18 +315,6 @@ def _in_processes(shards: Iterable[Path], out: Path, workers: int) -> Iterator[t
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _start_worker() -> None:
-    """Let a process end silently on Ctrl-C, and with its parent, even if that is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-    os._exit(1)
 
 
 def _scan_and_keep(out: Path, shard: Path) -> Scanned:
