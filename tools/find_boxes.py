@@ -210,9 +210,10 @@ def write_frames(video: str, folder: str, mark: dict[str, Any]) -> tuple[int, in
     Returns:
         The number of frames that were read, and the number that the video says to have. Without any, no folder.
     """
-    part = Path(folder).with_name(f".{Path(folder).name}.part")
+    part = part_of(Path(folder))
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
+    (part / MARK).write_text(json.dumps(mark))  # first, since it makes the folder ours
     capture, read = cv2.VideoCapture(video), 0
     while capture.grab():
         if read % mark["--every"] == 0:
@@ -223,11 +224,15 @@ def write_frames(video: str, folder: str, mark: dict[str, Any]) -> tuple[int, in
             (part / f"frame_{read:06d}.jpg").write_bytes(encoded.tobytes())
         read += 1
     if read:
-        (part / MARK).write_text(json.dumps(mark))
         part.replace(folder)
     else:
-        part.rmdir()
+        shutil.rmtree(part)
     return read, int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+
+
+def part_of(folder: Path) -> Path:
+    """Where the frames of a video are until all were written."""
+    return folder.with_name(f".{folder.name}.part")
 
 
 def take_frames(root: Path, names: Sequence[str], frames: Path, every: int) -> None:
@@ -248,6 +253,9 @@ def take_frames(root: Path, names: Sequence[str], frames: Path, every: int) -> N
                 of = f"frames of {found}" if found else "not what this script writes there"
                 refuse(f"{folder}: {of}; expected frames of {mark}. Move or remove it, or name other --frames.")
         else:
+            part = part_of(folder)
+            if part.exists() and not (part / MARK).exists() and any(part.iterdir()):
+                refuse(f"{part}: not what this script writes there. Move or remove it, or name other --frames.")
             todo.append((str(video), str(folder), mark))
     pool, context = None, multiprocessing.get_context("spawn")
     for video_file, folder_made, mark in tqdm(todo, unit=" videos", disable=not todo):

@@ -400,6 +400,7 @@ def test_frames_of_videos(
         ),
         (("videos/bad.mp4", "boxes.csv", "--frames", "f"), "f: no .jpg, "),
         (("videos", "boxes.csv", "--frames", "mine"), "mine/a.mp4: not what this script writes there; expected frames"),
+        (("videos/bad.mp4", "boxes.csv", "--frames", "mine"), "mine/.bad.mp4.part: not what this script writes there."),
         (("videos", "boxes.csv", "--frames", "f", "--every", "0"), "--every 0: expected 1 or more"),
     ],
 )
@@ -407,8 +408,10 @@ def test_wrong_videos_are_one_line(
     videos: dict[str, Any], call: Callable[..., str], arguments: Sequence[str], line: str
 ) -> None:
     Path("mine/a.mp4").mkdir(parents=True)
+    Path("mine/.bad.mp4.part").mkdir()
+    Path("mine/.bad.mp4.part/mine.txt").write_text("mine")
     assert line in call(*arguments, refused=True).splitlines()[-1]
-    assert not list(Path("mine").rglob("*.jpg"))
+    assert [str(file) for file in Path("mine").rglob("*.*") if file.is_file()] == ["mine/.bad.mp4.part/mine.txt"]
 
 
 def find_mine_and_train(find: Callable[..., object]) -> dict[str, str]:
