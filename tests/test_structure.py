@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "bench": _OF_TRAIN | {"train"},
     "experiments": _OF_TRAIN | {"train", "bench"},
     "cli": {"", "bench", "errors", "experiments", "machine", "train", "pipelines", "models"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "machine"},
     "__init__": {"models", "pipelines", "train"},
     "examples": {"", "models", "pipelines", "train"},
     "tools": set[str](),

@@ -87,9 +87,12 @@ def _estimate(configurations: Sequence[Sequence[Path]], overrides: Sequence[str]
     """Print a table of steps, and write a row for each configuration and card when it is found. Returns how many
     cannot be counted."""
     from peclr_dali.bench.gpu import estimate, report
+    from peclr_dali.bench.gpu.card.environment import card_environment
     from peclr_dali.bench.rows import append, as_table, describe_machine, require_appendable, show
 
     require_appendable(file)
+    with card_environment():  # without a compiler, refused once
+        pass
     machine, rows, failed = describe_machine(), [], 0
     for files, gpus in product(configurations, estimate.groups()):
         configuration = " ".join([*(one.stem for one in files), *overrides])

@@ -35,6 +35,9 @@ ANNOTATIONS: Final = "annotations/Ego4D/Hand100M_Ego4D_1m_v1-1.json"
 CROP: Final = 1.3
 """Side of the authors' crop over the longer side of the box. The keypoints are fractions of this crop."""
 
+_LARGEST: Final = 1e6
+"""Fractions are near 0 to 1; with these, keypoints in pixels stay finite in float32."""
+
 _UNKNOWN: Final = (2**31, 2**31)
 """The size of an image that cannot be read, so that it cuts no crop."""
 
@@ -127,9 +130,9 @@ def _crops(box_px: IntArray, size_px: IntArray) -> tuple[IntArray, IntArray]:
 def _fractions(value: object) -> bytes:
     """The x and y of 21 keypoints as float32."""
     numbers = as_numbers(value)
-    if numbers is None or numbers.size != 3 * len(HAND) or not np.isfinite(numbers).all():
+    if numbers is None or numbers.size != 3 * len(HAND) or not (np.abs(numbers) < _LARGEST).all():
         found = "no numbers" if numbers is None else " x ".join(map(str, numbers.shape))
-        raise ValueError(f"found {found}, expected {len(HAND)} x 3 finite numbers")
+        raise ValueError(f"found {found}, expected {len(HAND)} x 3 finite numbers below {_LARGEST:.0e}")
     return numbers.reshape(-1, 3)[:, :2].astype(np.float32).tobytes()
 
 

@@ -97,6 +97,17 @@ def test_a_machine_without_a_gpu_is_refused(
     assert "torch finds no GPU: check nvidia-smi" in capsys.readouterr().err
 
 
+def test_an_estimate_without_a_compiler_is_refused_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert run_cli("bench-gpu", "--estimate", "--out", str(tmp_path)) == 2
+    assert (
+        capsys.readouterr().err
+        == "error: the card of make-believe needs a C compiler, and gcc is missing: install gcc\n"
+    )
+
+
 @pytest.fixture(scope="session")
 def environment() -> Iterator[dict[str, str]]:
     """Of processes that have a card of make-believe."""

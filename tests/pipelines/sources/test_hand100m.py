@@ -176,6 +176,10 @@ def broken(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], objec
             broken(lambda e: e["annotations"][2].update(hand_id=e["annotations"][0]["hand_id"])),
             "annotation 2: hand_id 9",
         ),
+        (
+            broken(lambda e: e["annotations"][2].update(keypoint_25d=[[1e38] * 3] * 21)),
+            r"keypoint_25d: .*finite numbers below 1e\+06",
+        ),
         (broken(lambda e: e["annotations"][2]["keypoint_25d"].pop()), "keypoint_25d: .*found 20 x 3, expected 21 x 3"),
         (broken(lambda e: e["annotations"][2].pop("positive_sample")), "annotation 2: positive_sample: Field required"),
         (broken(lambda e: e["images"][1].update(file_name="/data/a.jpg")), "image 1: file_name: .*is no name like"),
