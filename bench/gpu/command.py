@@ -117,7 +117,9 @@ def _overlay(name: str) -> Path:
 
 def _measure(command: str, words: Sequence[str], record: Path, environment: dict[str, str]) -> Row | None:
     """The row of a command in a process of its own, so that memory of one does not count for the next; None: failed."""
-    line = [sys.executable, str(_ROOT / "cli.py"), command, *words, "--json", "--record", str(record)]
+    line = [sys.executable, "-P", "-m", "peclr_dali", command, *words, "--json", "--record", str(record)]
+    paths = filter(None, [str(_ROOT.parent), environment.get("PYTHONPATH")])
+    environment = {**environment, "PYTHONPATH": os.pathsep.join(paths)}
     click.echo(" ".join(line), err=True)
     done = subprocess.run(line, stdout=subprocess.PIPE, env=environment, text=True, check=False)
     if done.returncode != 0:

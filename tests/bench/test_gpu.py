@@ -36,16 +36,26 @@ def test_torch_gets_its_part_of_the_smaller_card() -> None:
     assert SHARE not in limited(None, 80e9).get("PYTORCH_ALLOC_CONF", "")
 
 
+def split(line: list[str]) -> tuple[list[str], str, list[str]]:
+    """What starts the program, the command, and its words."""
+    at = next(at for at, word in enumerate(line) if word.startswith("bench-"))
+    return line[:at], line[at], line[at + 1 :]
+
+
 def test_both_commands_run_for_each_overlay_and_one_that_fails_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[tuple[str, list[str], str]] = []
+    really_run = subprocess.run
 
     def run(line: list[str], *, env: dict[str, str], **options: Any) -> CompletedProcess[str]:
-        command, words = line[2], line[3:]
+        begin, command, words = split(line)
         overlay = Path([word for word in words if word.endswith(".toml")][-1]).stem
         calls.append((command, words, overlay))
         assert (SHARE in env.get("PYTORCH_ALLOC_CONF", "")) == (overlay != "a100")
+        if overlay == "a100":
+            answer = really_run([*begin, command, "--help"], env=env, cwd=tmp_path, capture_output=True, text=True)
+            assert answer.stdout.startswith("Usage: "), answer.stderr
         loader = {"loaders": [{"images_per_s": 4000}], "verdict": "fast"}
         row = loader if command == "bench-loader" else step_row(1000, "Card")
         return CompletedProcess(line, 2 if (command, overlay) == ("bench-train", "rtx_24gb") else 0, json.dumps(row))
@@ -77,10 +87,11 @@ def test_what_was_measured_before_ctrl_c_is_in_the_files(tmp_path: Path, monkeyp
     """The measured commands write their own rows, each when it is done; bench-gpu one for each finished overlay."""
 
     def run(line: list[str], **options: Any) -> CompletedProcess[str]:
-        if "rtx_24gb" in " ".join(line) and line[2] == "bench-loader":
+        command = split(line)[1]
+        if "rtx_24gb" in " ".join(line) and command == "bench-loader":
             raise KeyboardInterrupt
         loader = {"loaders": [{"images_per_s": 4000}], "verdict": "fast"}
-        return CompletedProcess(line, 0, json.dumps(loader if line[2] == "bench-loader" else step_row(1000, "Card")))
+        return CompletedProcess(line, 0, json.dumps(loader if command == "bench-loader" else step_row(1000, "Card")))
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=80e9))
