@@ -33,11 +33,8 @@ from peclr_dali.machine.compiled import choose_cache_folder
 from peclr_dali.machine.freed_memory import keep_freed_memory
 from peclr_dali.machine.workers import Terminated
 from peclr_dali.train.commands import data, networks, training
-from peclr_dali.train.commands.options import is_first_on_host, is_main_rank, say
+from peclr_dali.train.commands.options import CALL, as_called, is_first_on_host, is_main_rank, say
 from peclr_dali.train.distributed.interrupt import Interrupted, stop_with_torchrun
-
-_CALL = {"peclr-dali": "peclr-dali", "__main__.py": "python -m peclr_dali"}.get(Path(sys.argv[0]).name, "python cli.py")
-"""How this program was called. Help and messages are written for the checkout."""
 
 _REPORT_S = 5.0
 """Seconds in which a rank prints its error, while the others wait to end."""
@@ -63,7 +60,7 @@ class OneLineErrors(click.Group):
             _check_environment()
             super().main(
                 *args,
-                **{"prog_name": _CALL.replace("python cli.py", "cli.py"), **kwargs, "standalone_mode": False},
+                **{"prog_name": CALL.replace("python cli.py", "cli.py"), **kwargs, "standalone_mode": False},
             )
         except ReportedByAnotherRank as error:
             _leave_in_silence(restart=is_transient(error))
@@ -80,7 +77,7 @@ class OneLineErrors(click.Group):
             click.echo(request.format_message())
         except click.UsageError as error:
             words = error.ctx.command_path.split()[1:] if error.ctx is not None else []
-            see = f"See '{' '.join([_CALL, *words, '--help'])}'."
+            see = f"See '{' '.join([CALL, *words, '--help'])}'."
             _fail(f"{error.format_message()}{_hint(error)} {see}", on_every_rank=True)
         except click.ClickException as error:
             _fail(error.format_message(), on_every_rank=True)
@@ -102,12 +99,8 @@ def _fail(message: str, *, on_every_rank: bool = False, restart: bool = False) -
     if on_every_rank and not is_first_on_host():
         _leave_in_silence()
     prefix = "error" if is_main_rank() else f"rank {os.environ['RANK']} on {platform.node()}: error"
-    say(f"{prefix}: {' '.join(_shortened(word) for word in _as_called(message).split())}", err=True)
+    say(f"{prefix}: {' '.join(_shortened(word) for word in message.split())}", err=True)
     _exit(restart=restart)
-
-
-def _as_called(text: str) -> str:
-    return text.replace("python cli.py", _CALL)
 
 
 def _check_environment() -> None:
@@ -204,9 +197,9 @@ def main() -> None:
     """
 
 
-main.help = _as_called(main.help or "")
+main.help = as_called(main.help or "")
 for module in (loaders, steps, gpu, pages, classification, studies, data, networks, training):
     for command in vars(module).values():
         if isinstance(command, click.Command):
-            command.help = _as_called(command.help or "")
+            command.help = as_called(command.help or "")
             main.add_command(command)

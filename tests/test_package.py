@@ -100,6 +100,16 @@ def test_a_missing_package_is_named_with_its_extra(module: str, line: str | None
         assert "make setup" in (machine_error_line(ModuleNotFoundError(name="matplotlib")) or "")
 
 
+@pytest.mark.parametrize("line", ["pretrain --help", "experiment studies/compositions --scale paper --list"])
+def test_no_printed_command_needs_the_checkout(line: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "peclr_dali", *line.split()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+    assert re.search(r"torchrun --nproc-per-node=\d+ -m peclr_dali pretrain", printed)
+    assert "python -m peclr_dali " in printed
+    assert "cli.py" not in printed
+
+
 @pytest.fixture(scope="module")
 def project(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A user's folder with modules of his own, and an environment with the wheel."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,9 @@ from peclr_dali.train.config.shell import is_left_to_shell
 
 if TYPE_CHECKING:
     from peclr_dali.train.config.pretraining import Config
+
+CALL = {"peclr-dali": "peclr-dali", "__main__.py": "python -m peclr_dali"}.get(Path(sys.argv[0]).name, "python cli.py")
+"""How this program was called."""
 
 _LONGEST_PATH = 4096
 """Linux's PATH_MAX, in bytes."""
@@ -115,6 +119,12 @@ def is_first_on_host() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
+def as_called(text: str) -> str:
+    """Help or a message, which are written for the checkout, with the command as it was called; torchrun's too."""
+    text = text.replace("python cli.py", CALL)
+    return text if CALL == "python cli.py" else text.replace(" cli.py ", " -m peclr_dali ")
+
+
 def say(line: str, *, err: bool = False) -> None:
-    """Print a line. Control characters and newlines, as file names may contain them, are escaped."""
-    click.echo(printable(line), err=err)
+    """Print a line as `as_called`. Control characters and newlines, as file names may contain them, are escaped."""
+    click.echo(printable(as_called(line)), err=err)
