@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
@@ -22,6 +23,7 @@ from tests.test_structure import MODULES
 from tests.train.tiny_run import write_images
 
 ROOT = Path(__file__).parents[1]
+UV = Path(sys.executable).with_name("uv")
 FILES = ("py.typed", "configs/cards/a100.toml", "train/report/page.html", "bench/gpu/card/driver.c")
 """Some of the package that are not Python."""
 REQUIRES = [
@@ -71,6 +73,26 @@ def test_public_names_exist_and_no_others() -> None:
         _ = peclr_dali.Loader
 
 
+def test_the_site_describes_every_public_name_and_fetches_nothing(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True)
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert [name for name in peclr_dali.__all__ if f'id="peclr_dali.{name}"' not in page] == []
+    assert 'id="peclr_dali.ExactStep.__call__"' in page
+    fetched = re.compile(r"""<(?:script|img|iframe)[^>]+src=.https?:|<link[^>]+href=.https?:""")
+    assert [file for file in tmp_path.rglob("*.html") if fetched.search(file.read_text(encoding="utf-8"))] == []
+
+
+def test_the_public_names_need_no_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {re.split(r"[>=\[]", line)[0] for lines in project["optional-dependencies"].values() for line in lines}
+    modules = {"scikit-learn": "sklearn", "mlflow-skinny": "mlflow"}
+    blocked = [modules.get(name, name.replace("-", "_")) for name in extras - {"peclr-dali"}]
+    assert {"matplotlib", "tensorboard", "jinja2", "torchvision"} <= {*blocked}
+    program = f"import sys; sys.modules.update(dict.fromkeys({blocked})); from peclr_dali import *"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
 def test_names_of_shipped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("peclr_rn50", "peclr_rn50.toml", "configs/peclr_rn50.toml"):
@@ -112,13 +134,11 @@ def test_no_printed_command_needs_the_checkout(line: str, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def project(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A user's folder with modules of his own, and an environment with the wheel."""
+    """A user's folder with modules of his own, and an environment with the wheel, without an extra."""
     folder = tmp_path_factory.mktemp("project")
     environment = folder / ".venv"
-    uv = str(Path(sys.executable).with_name("uv"))
-    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, environment], check=True)
-    install = [uv, "pip", "install", "--quiet", "--python", str(environment / "bin" / "python")]
-    subprocess.run([*install, f"peclr-dali[train] @ file://{wheel}"], check=True)
+    subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, environment], check=True)
+    install(folder, str(wheel))
     (folder / "models").mkdir()
     for name in ("models/__init__.py", "train.py", "tools.py"):
         (folder / name).write_text("raise RuntimeError('imported')\n")
@@ -127,13 +147,18 @@ def project(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     shutil.rmtree(environment)
 
 
-def run_in(project: Path, *command: str) -> str:
+def install(project: Path, what: str) -> None:
+    python = project / ".venv" / "bin" / "python"
+    subprocess.run([UV, "pip", "install", "--quiet", "--python", python, what], check=True)
+
+
+def run_in(project: Path, *command: str, code: int = 0) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "VIRTUAL_ENV": str(project / ".venv")}
     line = [str(project / ".venv" / "bin" / command[0]), *command[1:]]
     done = subprocess.run(line, cwd=project, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -145,12 +170,18 @@ def test_the_page_about_the_library_runs_word_by_word_and_is_typed(project: Path
         [sys.executable, "-m", "mypy", "--strict", "--python-executable", project / ".venv/bin/python", "page.py"],
         cwd=project, check=True,
     )  # fmt: skip
-    top = {path.name for path in (project / ".venv/lib").glob("python*/site-packages/*") if "peclr" in path.name}
-    assert top == {"peclr_dali", f"peclr_dali-{peclr_dali.__version__}.dist-info"}
+    tops = {path.name for path in (project / ".venv/lib").glob("python*/site-packages/*")}
+    assert {name for name in tops if "peclr" in name} == {
+        "peclr_dali",
+        f"peclr_dali-{peclr_dali.__version__}.dist-info",
+    }
+    assert not tops & {"matplotlib", "tensorboard", "torchvision"}  # torch itself needs jinja2
+    assert "pip install 'peclr-dali[train]'" in run_in(project, "peclr-dali", "make-data", "hands", code=2)
 
 
 @pytest.mark.slow
-def test_the_commands_run_where_models_and_train_are_the_users_own(project: Path) -> None:
+def test_the_commands_run_where_models_and_train_are_the_users_own(wheel: Path, project: Path) -> None:
+    install(project, f"peclr-dali[train] @ file://{wheel}")
     photos = ("--set", "data.source=folder", "--set", "data.root=photos")
     run_in(project, "peclr-dali", "make-data", "hands", "--poses", "2")
     run_in(project, "peclr-dali", "views", *photos, "views.png")

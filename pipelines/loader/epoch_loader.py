@@ -55,7 +55,7 @@ def make_loader(
             the CPU if torch sees no GPU.
         rank: rank of this process. None: from torchrun's environment variables.
         world_size: number of processes that share each batch. None: from torchrun's environment variables.
-        micro_batch: a rank gets whole micro-batches of so many images, as its `train.ExactStep` takes them. If the
+        micro_batch: a rank gets whole micro-batches of so many images, as its `ExactStep` takes them. If the
             micro-batches are no multiple of the number of ranks, the first ranks get one more.
         views: number of views of each image, at most 256. None: as many as a list below has entries, or 2.
         geometry: ranges of the random affine maps, and the size of the views; for all views, or a list with one for

@@ -62,8 +62,8 @@ class ColourConfig:
     Attributes:
         jitter: "hsv" scales hue and saturation and maps value to a x + b, exactly; "linear" is DALI's cheaper YIQ
             matrix, which adds to the hue instead; "none" leaves the colours alone.
-        hue: range of the factor of the hue.
-        saturation: range of the factor of the saturation.
+        hue: range of the factor of the hue, within [0, 1].
+        saturation: range of the factor of the saturation, within [0, 1].
         value_scale: range of a.
         value_shift: range of b, in units of 8-bit pixels.
         shared_factor: one draw scales both hue and saturation (the paper has one s); False: one draw for each.
