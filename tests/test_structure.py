@@ -97,6 +97,12 @@ def test_imports_run_one_way() -> None:
     assert found == []
 
 
+def test_tests_import_no_module_by_a_second_name() -> None:
+    sources = {file: file.read_text(encoding="utf-8") for file in sorted((ROOT / "tests").rglob("*.py"))}
+    found = [(file.name, name) for file, source in sources.items() for _, name in imports(source)]
+    assert [(file, name) for file, name in found if name.split(".")[0] in ROOMS] == []
+
+
 @pytest.mark.parametrize(
     ("owner", "source"),
     [
