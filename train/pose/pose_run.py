@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -69,17 +70,22 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
         raise UserError(f"{path} was written by another version: {in_one_line(error)}") from error
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, precision="auto"))
     network = PoseNetwork(make_encoder(config.encoder.name, config.geometry.side_px), config.pose)
-    check_state(
-        saved["network"], network.state_dict(), origin=str(path), model="its configuration",
-        remedy="expected a file that training wrote. Name another one.",
-    )  # fmt: skip
-    network.load_state_dict(saved["network"], strict=False)  # without num_batches_tracked is enough
+    load_tensors(network, saved["network"], path)
     place = device or torch.device("cpu")
     network = network.float().to(place).eval()
     with torch.inference_mode():
         views = (one.to(place) for one in random_views(1, config.geometry.side_px, seed=0))
         require_finite(path, network(*views).keypoints_px)
     return PoseRun(path, saved["step"], config, network, saved.get("depth", True))
+
+
+def load_tensors(network: PoseNetwork, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Load the tensors of a checkpoint at `path` into the network of its configuration, a `UserError` if others."""
+    check_state(
+        tensors, network.state_dict(), origin=str(path), model="its configuration",
+        remedy="expected a file that training wrote. Name another one.",
+    )  # fmt: skip
+    network.load_state_dict(tensors, strict=False)  # without num_batches_tracked is enough
 
 
 def require_finite(path: Path, keypoints_px: Tensor) -> None:

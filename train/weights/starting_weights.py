@@ -11,11 +11,11 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from peclr_dali.errors import UserError
-from peclr_dali.errors.terminal import in_one_line
 from peclr_dali.models.config import EncoderConfig, PoseConfig, require_weights
 from peclr_dali.models.encoders import build_encoder, make_encoder
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.models.weights import encoder_state
+from peclr_dali.train.pose.pose_run import load_tensors
 from peclr_dali.train.runs.checkpoint import METADATA_KEY, find_checkpoint, load_checkpoint
 
 
@@ -45,10 +45,7 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | 
     network.encoder.load_library_state(encoder_state(saved["network"]), encoder.weights, encoder.name)
     if pose.weights == "random" or not _same_head(saved["config"], pose):
         return Start(network)
-    try:
-        network.load_state_dict(saved["network"])
-    except RuntimeError as error:
-        raise UserError(f"{encoder.weights} holds another model: {in_one_line(error)}") from error
+    load_tensors(network, saved["network"], Path(encoder.weights))
     return Start(network, keeps_head=True, depth=saved.get("depth", True))
 
 
