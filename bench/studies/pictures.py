@@ -1,12 +1,13 @@
-"""The pictures of docs/results.md: all claims of the paper that were measured, and the maps of a study."""
+"""The pictures of docs/results.md: the claims of the paper that were measured; a study's maps or label curves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, PercentFormatter
 
 from peclr_dali.bench.rows import Row
 from peclr_dali.bench.studies.rows import (
@@ -17,6 +18,7 @@ from peclr_dali.bench.studies.rows import (
     StudyRows,
     claims_of_paper,
     improvement,
+    label_curves,
     study_names,
     study_rows,
 )
@@ -24,19 +26,22 @@ from peclr_dali.train.config.load import read_toml
 from peclr_dali.train.pose.metrics import METRICS
 from peclr_dali.train.runs.pictures import save_figure
 
-_AS_IN_PAPER, _OTHER_SIGN, _SEED = "#2f6f4f", "#b3412f", "#9aa5b1"
+_AS_IN_PAPER, _OTHER_SIGN, _GREY = "#2f6f4f", "#b3412f", "#9aa5b1"
 
 
 def write_pictures(results: Path, images: Path) -> Iterator[str]:
-    """Draw claims_SCALE.png, and STUDY_SCALE.png of each study with maps. Yields the paths."""
+    """Draw claims_SCALE.png, and STUDY_SCALE.png of each study with maps or label curves. Yields the paths."""
     images.mkdir(parents=True, exist_ok=True)
     for scale in SCALES:
         figures = {}
         if claims := claims_of_paper(results, scale):
             figures["claims"] = draw_claims(claims)
         for name in study_names():
-            if (found := study_rows(results, name, scale)).maps:
-                figures[name] = draw_maps(read_toml(FILES / f"{name}.toml")["maps"], found)
+            study, found = read_toml(FILES / f"{name}.toml"), study_rows(results, name, scale)
+            if found.maps:
+                figures[name] = draw_maps(study["maps"], found)
+            elif curves := label_curves(study, found, "epe_px"):
+                figures[name] = draw_label_curves(curves, found.constant.get("mean_keypoints_epe_px"))
         for name, figure in figures.items():
             save_figure(images / f"{name}_{scale}.png", figure, dpi=120)
             yield str(images / f"{name}_{scale}.png")
@@ -48,7 +53,7 @@ def draw_claims(claims: Sequence[tuple[str, Gain]]) -> Figure:
     axes = figure.subplots()
     axes.axvline(0, color="black", linewidth=0.8)
     for place, (_, gain) in enumerate(claims):
-        colour = _AS_IN_PAPER if gain.percent > 0 else _OTHER_SIGN
+        colour = _GREY if not gain.beats_constants else _AS_IN_PAPER if gain.percent > 0 else _OTHER_SIGN
         axes.plot([gain.low, gain.high], [-place, -place], color=colour, linewidth=2, solid_capstyle="butt")
         axes.plot(gain.percent, -place, "D", color=colour, markersize=5)
         if gain.published is not None:
@@ -58,7 +63,10 @@ def draw_claims(claims: Sequence[tuple[str, Gain]]) -> Figure:
     axes.set_xlim(-reach, reach)
     names = [f"{source.split(',')[0]}: {gain.title}, {METRICS[gain.row['metric']].title}" for source, gain in claims]
     axes.set_yticks([-place for place in range(len(claims))], names, fontsize=8)
-    axes.set_title("improvement, %; bar: 95 % interval; green: the paper's sign; circle: published", fontsize=9)
+    axes.set_title(
+        "improvement, %; bar: 95 % interval; green: the paper's sign; grey: does not count; circle: published",
+        fontsize=9,
+    )
     axes.spines[["left", "top", "right"]].set_visible(False)
     return figure
 
@@ -71,7 +79,7 @@ def draw_maps(maps: Row, found: StudyRows) -> Figure:
     figure = Figure(figsize=(8.5, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.axhline(0, color="black", linewidth=0.8)
-    left.plot(row["rotation_deg"], rotations.T, color=_SEED, linewidth=1)
+    left.plot(row["rotation_deg"], rotations.T, color=_GREY, linewidth=1)
     left.plot(row["rotation_deg"], rotations.mean(axis=0), color=_AS_IN_PAPER, linewidth=2)
     if (constant := row.get(CONSTANT_ROTATION)) is not None:
         theirs = np.mean([one["rotation_error_px"] for one in found.maps[than].values()], axis=0)
@@ -87,4 +95,28 @@ def draw_maps(maps: Row, found: StudyRows) -> Figure:
     right.set_ylabel("shift in y, px of 128")
     right.invert_yaxis()
     figure.colorbar(shown, ax=right, label="improvement, %")
+    return figure
+
+
+def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], constant: float | None) -> Figure:
+    """The mean 2D EPE over the share of the labels, with the range over seeds as a band, and a constant's error."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for start, of_share in curves.items():
+        shares = sorted(of_share)
+        errors = [of_share[share] for share in shares]
+        (line,) = axes.plot(shares, [np.mean(values) for values in errors], "o-", label=start, markersize=4)
+        low, high = ([end(values) for values in errors] for end in (min, max))
+        axes.fill_between(shares, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    if constant is not None:
+        axes.axhline(constant, linestyle="--", color=_OTHER_SIGN, label="the mean keypoints, a constant")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(sorted({share for curve in curves.values() for share in curve}))
+    axes.set_xlabel("share of the labels")
+    axes.set_ylabel(METRICS["epe_px"].title_and_unit)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -21,13 +21,22 @@ FILES: Final = Path(__file__).parents[2] / "configs" / "studies"
 SCALES: Final = ("small", "paper")
 COMPARISON_HEADS: Final = ("", "metric", "each seed", "mean", "95 % interval", "holds")
 """Heads of the cells of `comparison_cells`."""
+_BEATS: Final = {True: "yes", False: "**no**", None: "-"}
 _OF_THE_DISTANCE: Final = ("epe_cm", "auc")
 """Metrics that count the distance to the camera. A read-out has it from the size of predicted bones alone, which shrink
 where it is unsure; so these metrics would measure the shrinking."""
 CONSTANT_ROTATION: Final = "constant_rotation_error_px"
 """Key of a map's row, see `peclr_dali.experiments.measure.measure_maps`. Rows from before it have none."""
+_CONSTANTS: Final = {
+    "pa_epe_cm": ("mean_pose_pa_epe_cm", "rigid_hand_pa_epe_cm"),
+    "epe_px": ("mean_keypoints_epe_px",),
+}
+"""Metric -> keys of a constant's row: errors of predictions that do not look at the picture."""
 _MAPS: Final = {"rotation_error_px": "equivariance error, rotations", "shift_error_px": "equivariance error, shifts"}
-_HEADS: Final = (*COMPARISON_HEADS[:5], "better by", "published", "the paper's sign", "interval without zero")
+_HEADS: Final = (
+    *COMPARISON_HEADS[:5], "better by", "published", "better than a constant", "the paper's sign",
+    "interval without zero",
+)  # fmt: skip
 
 
 class StudyRows(NamedTuple):
@@ -104,6 +113,7 @@ class Gain(NamedTuple):
         high: upper end.
         published: the paper's figure; None: the paper has none.
         claimed: whether the paper says that the arm is better; False: the arms are only compared.
+        beats_constants: whether both arms are better in this metric than all constants; None: no constant was measured.
     """
 
     row: Row
@@ -113,6 +123,7 @@ class Gain(NamedTuple):
     high: float
     published: float | None
     claimed: bool
+    beats_constants: bool | None
 
 
 def gains(study: Row, found: StudyRows) -> list[Gain]:
@@ -122,14 +133,18 @@ def gains(study: Row, found: StudyRows) -> list[Gain]:
         row = found.claims.get((claim["better"], claim["than"], claim.get("metric", "pa_epe_cm")))
         if row is None:
             continue
-        higher = METRICS[row["metric"]].higher_is_better
-        rows = found.arms[row["better" if higher else "than"]]
-        whole = float(np.mean([rows[seed][row["metric"]] for seed in row["seeds"]]))
-        low, mean, high = (100 * row[name] / whole for name in ("low", "mean", "high"))
+        metric = row["metric"]
+        better, than = (
+            float(np.mean([found.arms[row[arm]][seed][metric] for seed in row["seeds"]])) for arm in ("better", "than")
+        )
+        higher = METRICS[metric].higher_is_better
+        low, mean, high = (100 * row[name] / (better if higher else than) for name in ("low", "mean", "high"))
         if not higher:
             low, mean, high = -high, -mean, -low
+        constants = [found.constant[key] for key in _CONSTANTS.get(metric, ()) if key in found.constant]
+        beats = max(better, than) < min(constants) if constants else None
         title = claim.get("title", f"{row['better']} over {row['than']}")
-        made.append(Gain(row, title, mean, low, high, claim.get("percent"), claim.get("claimed", True)))
+        made.append(Gain(row, title, mean, low, high, claim.get("percent"), claim.get("claimed", True), beats))
     return made
 
 
@@ -151,6 +166,20 @@ def improvement(found: StudyRows, better: str, than: str, table: str) -> npt.NDA
     ours, theirs = (np.array([found.maps[arm][seed][table] for seed in seeds], float) for arm in (better, than))
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(theirs > 1e-6, 100 * (theirs - ours) / theirs, np.nan)
+
+
+def label_curves(study: Row, found: StudyRows, metric: str) -> dict[str, dict[float, list[float]]]:
+    """Errors over the share of the labels: start of the network -> share -> an error for each seed.
+
+    They are of arms named START_NAME whose settings have data.label_fraction; a start with one share has no curve.
+    """
+    curves: dict[str, dict[float, list[float]]] = {}
+    for name, arm in study["arms"].items():
+        values = [row[metric] for row in found.arms.get(name, {}).values() if metric in row]
+        for key, _, share in (setting.partition("=") for setting in arm.get("set", ())):
+            if key == "data.label_fraction" and values:
+                curves.setdefault(name.rpartition("_")[0], {})[float(share)] = values
+    return {start: curve for start, curve in curves.items() if len(curve) > 1}
 
 
 def comparison_cells(row: Row) -> tuple[str, ...]:
@@ -207,6 +236,7 @@ def section(results: Path, name: str) -> dict[str, Any]:
             "claims": [_claim(gain) for gain in gains(study, rows)],
             "maps": _map_claims(study, rows),
             "map_errors": list(_map_errors(study, rows)),
+            "curves": label_curves(study, rows, "epe_px"),
         }
         for scale, rows in found.items()
     ]  # fmt: skip
@@ -246,6 +276,7 @@ def _claim(gain: Gain) -> tuple[str, ...]:
         *comparison_cells(gain.row)[:5],
         f"{gain.percent:+.1f} %",
         "-" if gain.published is None else f"{gain.published:g} %",
+        _BEATS[gain.beats_constants],
         "-" if not gain.claimed else "yes" if gain.percent > 0 else "**no**",
         "yes" if gain.low > 0 or gain.high < 0 else "no",
     )
@@ -258,14 +289,25 @@ def _map_claims(study: Row, found: StudyRows) -> list[tuple[str, ...]]:
     """
     lines: list[tuple[str, ...]] = []
     for table, what in _MAPS.items() if found.maps else ():
-        mean = improvement(found, study["maps"]["better"], study["maps"]["than"], table).mean(axis=0)
+        better, than = study["maps"]["better"], study["maps"]["than"]
+        mean = improvement(found, better, than, table).mean(axis=0)
         known = mean[np.isfinite(mean)]
         positive, size = int((known > 0).sum()), known.size
         sign = "yes" if positive == size else f"**no**, at {positive} of {size} places"
         gain = f"{known.mean():+.1f} %, from {known.min():+.1f} to {known.max():+.1f} % over the places"
-        names = f"{study['maps']['better']} minus {study['maps']['than']}"
-        lines.append((names, what, "-", "-", "-", gain, "-", sign, "-"))
+        constant = _constant_map(next(iter(found.maps[better].values())), table)
+        errors = [np.mean([row[table] for row in found.maps[arm].values()]) for arm in (better, than)]
+        beats = None if constant is None else bool(max(errors) < np.mean(constant))
+        lines.append((f"{better} minus {than}", what, "-", "-", "-", gain, "-", _BEATS[beats], sign, "-"))
     return lines
+
+
+def _constant_map(row: Row, table: str) -> npt.NDArray[np.float64] | None:
+    """The equivariance error of the mean keypoints, which do not look at the view, at each place; None if unknown."""
+    if table == "shift_error_px":  # the shift itself
+        return np.asarray(np.hypot(*np.meshgrid(row["shift_px"], row["shift_px"])), float)
+    found = row.get(CONSTANT_ROTATION)
+    return None if found is None else np.asarray(found, float)
 
 
 def _map_errors(study: Row, found: StudyRows) -> Iterator[tuple[str, ...]]:
@@ -279,10 +321,11 @@ def _map_errors(study: Row, found: StudyRows) -> Iterator[tuple[str, ...]]:
     yield ("px of 128, mean over seeds and places", *arms, "the mean keypoints, a constant")
     row = next(iter(found.maps[arms[0]].values()))
     lengths = np.hypot(*np.meshgrid(row["shift_px"], row["shift_px"]))
-    for what, table, distances, constant in (
-        ("rotation by {:g} degrees", "rotation_error_px", np.abs(row["rotation_deg"]), row.get(CONSTANT_ROTATION)),
-        ("shift by {:.3g} px", "shift_error_px", lengths, lengths),
+    for what, table, distances in (
+        ("rotation by {:g} degrees", "rotation_error_px", np.abs(row["rotation_deg"])),
+        ("shift by {:.3g} px", "shift_error_px", lengths),
     ):
+        constant = _constant_map(row, table)
         for distance in filter(None, np.unique(distances.round(3))):
             at = np.isclose(distances, distance, atol=1e-3)
             tables = [[of_seed[table] for of_seed in found.maps[arm].values()] for arm in arms]

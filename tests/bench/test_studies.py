@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from peclr_dali.bench.pages.documentation import fill_tables, write_docs
-from peclr_dali.bench.studies.pictures import draw_claims
-from peclr_dali.bench.studies.rows import FILES, claims_of_paper, study_names
+from peclr_dali.bench.studies.pictures import draw_claims, draw_label_curves
+from peclr_dali.bench.studies.rows import FILES, claims_of_paper, label_curves, study_names, study_rows
 from peclr_dali.errors import UserError
+from peclr_dali.train.config.load import read_toml
 
 MACHINE = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
 ROOT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
         compared("peclr", "simclr", "epe_px", [-1, -3], -4.0, 0.5),
         compared("peclr", "simclr", "epe_cm", [1, 2], -4.0, -2.5),
         {**compared("peclr", "simclr", "epe_cm", [1, 2], 0.5, 2.5), "scale": "paper"},
-        {**arm("peclr", 0, epe_px=7.0), "scale": "paper"},
+        *({**arm("peclr", seed, epe_px=7.0, epe_cm=51.5), "scale": "paper"} for seed in (0, 1)),
         {**arm("rotation_peclr", 0, epe_px=8.0), "study": "geometric"},
         {**arm("renamed", 0, epe_px=8.0), "study": "single_augmentations"},
     ]  # fmt: skip
@@ -65,15 +66,15 @@ def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
     assert "2D EPE of the mean keypoints in the box: 36.000 px." in made
     assert "Scale small: 2 seeds" in made
     assert "| simclr | 50.000 (50.000 to 50.000) | 16.62 |" in made
-    assert "| 30.000 (29.000 to 31.000) | 7.000 | 10.51 |" in made
+    assert "| 30.000 (29.000 to 31.000) | 7.000 (7.000 to 7.000) | 10.51 |" in made
     assert "EPE, cm, small" not in made.replace("2D EPE", "")  # of read-outs
     # 2 of 32 px; in EPE the sign is the other, and the interval is clear of zero
-    assert "| -2.000 | -4.000 to +0.500 | +6.2 % | 12.8 % | yes | no |" in made
-    assert "| +1.500 | +0.500 to +2.500 | -3.0 % | 3.4 % | **no** | yes |" in made
+    assert "| -2.000 | -4.000 to +0.500 | +6.2 % | 12.8 % | yes | yes | no |" in made
+    assert "| +1.500 | +0.500 to +2.500 | -3.0 % | 3.4 % | - | **no** | yes |" in made
     page = section(tmp_path, "studies")
     assert (
-        "Of the 2 claims that were measured, 0 have the paper's sign and an interval that does not contain zero. "
-        "1 more have the paper's sign." in page
+        "1 of the 2 measured claims counts: its networks are better than a constant. 0 have the paper's sign and an "
+        "interval that does not contain zero. 1 more has the paper's sign." in page
     )
     assert "| Table 1 | seeds 0, 1 | seeds 0, 1 |" in page
     assert "| Table 1 | small | peclr minus simclr | 2D EPE, px |" in page
@@ -82,14 +83,14 @@ def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
 def test_an_auc_is_better_if_it_is_larger(tmp_path: Path) -> None:
     rows = [arm(name, seed, auc=auc) for name, auc in (("peclr", 0.5), ("simclr", 0.4)) for seed in (0, 1)]
     write_rows(tmp_path, *rows, compared("peclr", "simclr", "auc", [0.1, 0.1], 0.05, 0.15), scale="paper")
-    assert "| +20.0 % | - | yes | yes |" in section(tmp_path, "study compositions")
+    assert "| +20.0 % | - | - | yes | yes |" in section(tmp_path, "study compositions")
 
 
 def test_switches_have_no_sign_of_the_paper(tmp_path: Path) -> None:
     rows = [arm(name, seed, epe_px=px) for name, px in (("peclr", 20.0), ("lars_off", 25.0)) for seed in (0, 1)]
     rows = [{"study": "fidelity", **row} for row in [*rows, compared("peclr", "lars_off", "epe_px", [-5, -5], -6, -4)]]
     write_rows(tmp_path, *rows)
-    assert "| +20.0 % | - | - | yes |" in section(tmp_path, "study fidelity")
+    assert "| +20.0 % | - | - | - | yes |" in section(tmp_path, "study fidelity")
     assert "have the paper's sign" not in section(tmp_path, "studies")
 
 
@@ -105,13 +106,15 @@ def test_the_maps_are_drawn_and_said_beside_a_constant(constant: dict[str, Any],
     docs.mkdir()
     write_rows(results, maps("peclr", 0.5), maps("simclr", 1.0))
     made = section(results, "study equivariance")
-    rotations = "rotations | - | - | - | +25.0 %, from +0.0 to +50.0 % over the places | - | **no**, at 1 of 2 places |"
-    shifts = "shifts | - | - | - | +16.7 %, from +0.0 to +50.0 % over the places | - | **no**, at 1 of 3 places |"
-    assert rotations in made
+    rotations = (
+        "rotations | - | - | - | +25.0 %, from +0.0 to +50.0 % over the places | - | {} | **no**, at 1 of 2 places |"
+    )
+    shifts = "shifts | - | - | - | +16.7 %, from +0.0 to +50.0 % over the places | - | yes | **no**, at 1 of 3 places |"
+    assert rotations.format("**no**" if constant else "-") in made
     assert shifts in made
     assert f"| rotation by 80 degrees | 2.0 | 3.0 | {'1.5' if constant else 'not measured'} |" in made
     assert "| shift by 35.4 px | 0.6 | 0.8 | 35.4 |" in made
-    assert "Of the 2 claims that were measured, 0 have" in section(results, "studies")
+    assert "1 of the 2 measured claims count" in section(results, "studies")
     write_docs(results, docs)
     assert (docs / "images" / "equivariance_small.png").stat().st_size > 5000
 
@@ -149,13 +152,53 @@ def test_a_claim_that_two_studies_measured_counts_once(tmp_path: Path) -> None:
             for seed in (0, 1)
         ),
         compared("translation_peclr", "translation_simclr", "epe_px", [-1, -1], -1.5, -0.5),
+        {"kind": "constant", "mean_keypoints_epe_px": 36.0},
     ]
     write_rows(
         tmp_path, *({"study": study, **row} for study in ("geometric", "translation_strategies") for row in rows)
     )
-    assert "Of the 1 claims that were measured, 1 have" in section(tmp_path, "studies")
+    assert (
+        "1 of the 1 measured claims counts: its networks are better than a constant. 1 has the paper's sign"
+        in section(tmp_path, "studies")
+    )
     (axes,) = draw_claims(claims_of_paper(tmp_path, "small")).axes
     assert [mark.get_text() for mark in axes.get_yticklabels()] == ["Figure 6b: PeCLR over SimCLR, shifts, 2D EPE"]
+
+
+@pytest.mark.parametrize(("constant_px", "cell"), [(11.0, "yes"), (9.5, "**no**"), (None, "-")])
+def test_a_claim_counts_if_both_networks_are_better_than_a_constant(
+    constant_px: float | None, cell: str, tmp_path: Path
+) -> None:
+    rows = [arm(name, seed, epe_px=px) for name, px in (("peclr", 9.0), ("simclr", 10.0)) for seed in (0, 1)]
+    constants = [] if constant_px is None else [{"kind": "constant", "mean_keypoints_epe_px": constant_px}]
+    write_rows(tmp_path, *rows, *constants, compared("peclr", "simclr", "epe_px", [-1, -1], -1.5, -0.5))
+    assert f"| +10.0 % | 12.8 % | {cell} | yes | yes |" in section(tmp_path, "study compositions")
+    assert f"{int(cell == 'yes')} of the 1 measured claims count" in section(tmp_path, "studies")
+
+
+def test_errors_are_drawn_over_the_share_of_the_labels(tmp_path: Path) -> None:
+    rows = [
+        arm(f"{start}_{name}", seed, epe_px=px + seed)
+        for start, of_share in (
+            ("scratch", {"005": 30, "030": 28}),
+            ("peclr", {"030": 24, "all": 20}),
+            ("frozen", {"030": 40}),
+        )
+        for name, px in of_share.items()
+        for seed in (0, 2)
+    ]
+    constant = {"kind": "constant", "mean_keypoints_epe_px": 36.0}
+    write_rows(tmp_path, *({"study": "few_labels", **row} for row in [*rows, constant]))
+    study, found = read_toml(FILES / "few_labels.toml"), study_rows(tmp_path, "few_labels", "small")
+    curves = label_curves(study, found, "epe_px")
+    assert curves == {
+        "scratch": {0.005: [30, 32], 0.03: [28, 30]}, "peclr": {0.03: [24, 26], 1.0: [20, 22]},
+    }  # fmt: skip
+    (axes,) = draw_label_curves(curves, 36.0).axes
+    drawn = {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in axes.lines[:2]}
+    assert drawn == {"scratch": [[0.005, 31], [0.03, 29]], "peclr": [[0.03, 25], [1.0, 21]]}
+    assert [np.ptp(np.asarray(band.get_paths()[0].vertices)[:, 1]) for band in axes.collections] == [4, 6]
+    assert "](images/few_labels_small.png)" in section(tmp_path, "study few_labels")
 
 
 def test_the_page_has_every_study_once() -> None:
