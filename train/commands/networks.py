@@ -108,8 +108,8 @@ def predict(
       python cli.py predict runs/finetune_rn50 photos/ --box boxes.csv
 
     Without --box the network sees the whole picture; tools/find_boxes.py finds the boxes of hands. Pictures that cannot
-    be read are left out and listed at the end. The exit code is 2 only if no picture can be read. `report RUN
-    --predictions OUT` shows the results on the page of a run.
+    be read are left out and listed at the end. The exit code is 2 only if no picture can be read. `report --predictions
+    OUT` shows all on one page, with hands of the same shape beside each other.
     """
     from peclr_dali.train.pose.predict import predict as run_prediction
     from peclr_dali.train.runs.log import configure_logging, progress_bar
@@ -134,8 +134,8 @@ def predict(
         say("the focal length is assumed to be the picture's longer side: set the true camera with --intrinsics")
     for line in done.unreadable:
         say(f"left out: {line}", err=True)
-    if run.is_dir():
-        say(f"on one page with the run: python cli.py report {shlex.join([str(run), '--predictions', str(out)])}")
+    on_page = shlex.join([*([str(run)] if run.is_dir() else []), "--predictions", str(out)])
+    say(f"all on one page: python cli.py report {on_page}")
 
 
 def _box_px(text: str) -> tuple[float, float, float, float]:
@@ -149,22 +149,25 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN...")
+@click.argument("runs", nargs=-1, type=PATH, metavar="[RUN]...")
 @click.option("--out", default="report.html", show_default=True, type=FILE, help="File of the page.")
 @click.option("--predictions", default=None, type=PATH, help="Folder with results of predict.")
 @click.option("--classification", default=None, type=PATH, help="Folder with results of classify.")
-@click.option("--title", default="Pre-training and fine-tuning", show_default=True, help="Title of the page.")
-def report(runs: Sequence[Path], out: Path, predictions: Path | None, classification: Path | None, title: str) -> None:
+@click.option("--title", default=None, help="Title of the page.")
+def report(
+    runs: Sequence[Path], out: Path, predictions: Path | None, classification: Path | None, title: str | None
+) -> None:
     """Write one page about RUNs, the folders of pre-training and fine-tuning. The page contains its pictures.
 
     \b
       python cli.py evaluate runs/finetune --compare runs/from_scratch
       python cli.py predict runs/finetune photos/ --out predictions
       python cli.py report runs/peclr_rn50 runs/finetune runs/from_scratch --predictions predictions
+      python cli.py report --predictions predictions
 
     It shows losses, results of evaluate and classify, views, predictions and the worst poses, as far as the folders
-    have them. For the first pre-training run it also computes the nearest neighbours of a few images, before and after
-    pre-training; this needs the run's checkpoint and images.
+    have them; without a RUN, predictions or classifications alone. For the first pre-training run it also computes the
+    nearest neighbours of a few images, before and after pre-training; this needs the run's checkpoint and images.
     """
     from peclr_dali.train.report.write import write_report
 

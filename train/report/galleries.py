@@ -19,6 +19,8 @@ from peclr_dali.train.runs.pictures import Image, read_picture, read_sheet, show
 
 SHOWN: Final = 12
 """Largest number of pictures of a kind."""
+PREDICTIONS: Final = 200
+"""Largest number of predictions: a page of 30 MB."""
 _ALT, _PARTS = "label, prediction and both from the side", "label · prediction · both from the side"
 
 
@@ -43,8 +45,8 @@ class Gallery(NamedTuple):
 
 def views(runs: Sequence[Run]) -> list[Gallery]:
     """Views of the first pre-training run, or else of the first run."""
-    run = next((run for run in runs if run.kind == "pre-training"), runs[0])
-    if not run.folder.views_picture.exists():
+    run = next((run for run in runs if run.kind == "pre-training"), next(iter(runs), None))
+    if run is None or not run.folder.views_picture.exists():
         return []
     side, count = shown_side_px(run.config.geometry.side_px), 2 if run.kind == "pre-training" else 1
     pictures = _sheet(run.folder.views_picture, side, count * side)[:SHOWN]
@@ -55,8 +57,8 @@ def views(runs: Sequence[Run]) -> list[Gallery]:
 
 def predictions(folder: Path) -> Gallery:
     """Predictions in a folder of `predict`. A folder without any, or a missing picture, is a `UserError`."""
-    tiles = []
-    for file in sorted(folder.glob("*.json"))[:SHOWN]:
+    tiles, files = [], sorted(folder.glob("*.json"))
+    for file in files[:PREDICTIONS]:
         content, picture = read_json(file), read_picture(file.with_suffix(".png"))
         if picture is None or not {"image", "box_needed"} <= content.keys():
             raise UserError(
@@ -71,6 +73,8 @@ def predictions(folder: Path) -> Gallery:
     text = "The picture, the view of the network with its prediction, and the prediction in 3D."
     if any("needs a box" in tile.caption for tile in tiles):
         text += " “Needs a box”: on a crop around its prediction, the network predicts another pose."
+    if len(files) > len(tiles):
+        text += f" The first {len(tiles)} of {len(files)}."
     return Gallery("Predictions", text, tiles, wide=True)
 
 

@@ -1,8 +1,9 @@
-"""The picture of what pre-training changed: the nearest neighbours of a few images, before and after it."""
+"""Nearest neighbours of a few images: before and after pre-training, and by the shape of predicted hands."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import cv2
@@ -14,12 +15,13 @@ from peclr_dali.errors import UserError
 from peclr_dali.models.encoders import build_encoder
 from peclr_dali.pipelines.config import each_source, is_address
 from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.data.similar import distances, shapes_of
 from peclr_dali.train.probe.features import Floats, Pixels, features_of_rows, trained_encoder
-from peclr_dali.train.report.contents import Run
+from peclr_dali.train.report.contents import Run, read_json
 from peclr_dali.train.report.galleries import Gallery, Tile, tile
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
 from peclr_dali.train.runs.log import progress_bar
-from peclr_dali.train.runs.pictures import Image
+from peclr_dali.train.runs.pictures import Image, read_picture
 
 SAMPLE: Final = 400
 """Images among which neighbours are looked for."""
@@ -86,13 +88,60 @@ def nearest_by_angle(features: Floats, query: int, among: npt.NDArray[np.int64],
     return among[np.argsort(-directions[among] @ directions[query], kind="stable")[:count]]
 
 
-def _picture(views: Pixels, query: int, nearest: Sequence[npt.NDArray[np.int64]]) -> Image:
+def neighbours_by_shape(folder: Path) -> list[Gallery]:
+    """Nearest neighbours of the first hands in a folder of `predict`, by the shape of their predicted keypoints.
+
+    There are none for fewer than three hands. If a picture is gone since, the gallery says so.
+    """
+    hands = [read_json(file) for file in sorted(folder.glob("*.json"))]
+    if len(hands) < 3:
+        return []
+    try:
+        mirrored = np.array([hand["mirrored"] for hand in hands], bool)
+        shapes = shapes_of(np.array([hand["keypoints_px"] for hand in hands], np.float32), mirrored)
+        boxes_px = np.array([hand["box_px"] for hand in hands], np.float32).reshape(-1, 4)
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{folder} holds files that predict did not write: run it into a folder of its own") from error
+    nearest = []
+    for query in range(min(QUERIES, len(hands))):
+        order = np.argsort(distances(shapes, shapes[query]), kind="stable")
+        nearest.append(order[order != query][:COUNT])
+    title = "Nearest neighbours by the predicted shape"
+    try:
+        crops = {
+            row: _crop(hands[row]["image"], boxes_px[row], mirrored[row])
+            for row in {*range(len(nearest)), *np.concatenate(nearest).tolist()}
+        }
+    except UserError as error:
+        return [Gallery(title, f"Not shown: {error}", [])]
+    text = (
+        f"A hand, and its nearest among {len(hands)} hands, the nearest first. The distance is that of the predicted "
+        "keypoints in the picture, without the hand's place and size; left hands are mirrored."
+    )
+    alt = "a hand and its nearest neighbours by predicted shape"
+    return [Gallery(title, text, [tile(_picture(crops, query, [rows]), alt) for query, rows in enumerate(nearest)])]
+
+
+def _crop(image: str, box_px: Floats, mirrored: bool) -> Image:
+    """The square of a picture that the network saw. A picture that cannot be read is a `UserError`."""
+    picture = read_picture(Path(image))
+    if picture is None:
+        raise UserError(f"{image} cannot be read any more")
+    x0, y0, x1, y1 = box_px
+    left, right = (x1, x0) if mirrored else (x0, x1)
+    corners_px = np.array([[left, y0], [right, y0], [left, y1]], np.float32)
+    side_px = 2 * SIDE_PX
+    to_crop = cv2.getAffineTransform(corners_px, np.array([[0, 0], [side_px, 0], [0, side_px]], np.float32))
+    return np.asarray(cv2.warpAffine(picture, to_crop, (side_px, side_px), flags=cv2.INTER_AREA), np.uint8)
+
+
+def _picture(views: Pixels | Mapping[int, Image], query: int, nearest: Sequence[npt.NDArray[np.int64]]) -> Image:
     """The query's view, and to the right of it a row of views for each encoder, the query's neighbours."""
 
     def shown(row: int, side_px: int) -> Image:
         return np.asarray(cv2.resize(views[row], (side_px, side_px), interpolation=cv2.INTER_CUBIC), np.uint8)
 
-    side_px = 2 * SIDE_PX + GAP_PX
+    side_px = len(nearest) * (SIDE_PX + GAP_PX) - GAP_PX
     picture = np.full((side_px, side_px + len(nearest[0]) * (SIDE_PX + GAP_PX), 3), 255, np.uint8)
     picture[:, :side_px] = shown(query, side_px)
     for line, rows in enumerate(nearest):

@@ -14,7 +14,7 @@ from peclr_dali.train.report import curves, galleries, numbers
 from peclr_dali.train.report.charts import SERIES
 from peclr_dali.train.report.classification import read_classification
 from peclr_dali.train.report.contents import Run, measured, read_runs
-from peclr_dali.train.report.neighbours import neighbours
+from peclr_dali.train.report.neighbours import neighbours, neighbours_by_shape
 from peclr_dali.writing import write_text
 
 
@@ -24,18 +24,20 @@ def write_report(
     *,
     predictions: Path | None = None,
     classification: Path | None = None,
-    title: str = "Pre-training and fine-tuning",
+    title: str | None = None,
 ) -> None:
     """Write a page about runs: metrics, curves, views, predictions and the worst poses, in one .html file.
 
     The runs are of pre-training and fine-tuning, in any order, with or without results of `evaluate`; `predictions` is
-    a folder with results of `predict`, `classification` one of `classify`.
+    a folder with results of `predict`, `classification` one of `classify`. Without runs the page has these alone.
 
     Raises:
-        UserError: a folder cannot be used, or the page cannot be written.
+        UserError: nothing is given, a folder cannot be used, or the page cannot be written.
     """
     if out.suffix != ".html":
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
+    if not runs and predictions is None and classification is None:
+        raise UserError("nothing to show: expected folders of runs, or --predictions or --classification. Name one")
     read = read_runs(runs)
     judged = None if classification is None else read_classification(classification)
     metrics: dict[str, object] = {"table": [], "verdict": "", "facts": []}
@@ -51,13 +53,13 @@ def write_report(
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # a user may have edited metrics.json
         files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
         raise UserError(f"{' or '.join(files)} was not written by evaluate. Run evaluate again") from error
-    predicted = [galleries.predictions(predictions)] if predictions else []
+    predicted = [galleries.predictions(predictions), *neighbours_by_shape(predictions)] if predictions else []
     near = neighbours(read)  # last, since it is the only long work
     content = {
         **metrics,
         "measured": found,
         "judged": judged,
-        "title": title,
+        "title": title or ("Pre-training and fine-tuning" if runs else "Predictions" if predictions else "Classes"),
         "curves": [
             *([judged.curves] if judged and judged.curves else []),
             *error_curves,

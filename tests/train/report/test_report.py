@@ -32,7 +32,7 @@ from peclr_dali.train.pose.metrics import METRICS
 from peclr_dali.train.pose.predict import predict
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.report.contents import Measured, measured, read_runs
-from peclr_dali.train.report.neighbours import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours
+from peclr_dali.train.report.neighbours import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours, neighbours_by_shape
 from peclr_dali.train.report.numbers import as_text, in_words, table
 from peclr_dali.train.report.write import write_report
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
@@ -43,6 +43,7 @@ Array = npt.NDArray[Any]
 
 pytestmark = pytest.mark.usefixtures("narrow")
 NEIGHBOURS = "Nearest neighbours, before and after pre-training"
+BY_SHAPE = "Nearest neighbours by the predicted shape"
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -120,11 +121,12 @@ def test_every_section_is_there(folder: Path) -> None:
     page = Page((folder / "report.html").read_text())
     assert page.words["h2"] == [
         "Metrics", "Where the errors are", "Pre-training", "Fine-tuning", "What the network saw", NEIGHBOURS,
-        "Predictions", "Held-out images", "Largest errors", "The runs",
+        "Predictions", BY_SHAPE, "Held-out images", "Largest errors", "The runs",
     ]  # fmt: skip
     tags = Counter(tag for tag, _ in page.elements)
     assert tags["svg"] == 10
-    assert tags["img"] == 12 + QUERIES + 3 + 8 + 4  # views, neighbours, predictions, held-out hands, worst hands
+    # views, neighbours, predictions and their neighbours, held-out hands, worst hands
+    assert tags["img"] == 12 + QUERIES + 3 + 3 + 8 + 4
     assert "constant: one rigid pose" in page.words["text"]  # beside the errors of validation
 
 
@@ -161,6 +163,67 @@ def test_neighbours_are_those_of_the_start_and_of_the_checkpoint(folder: Path, m
     for line, expected_places in enumerate((others[:COUNT], others[: -COUNT - 1 : -1])):
         shown = picture[SIDE_PX // 2 + line * (SIDE_PX + GAP_PX), left]
         np.testing.assert_allclose(shown.astype(int), expected_places, atol=1)
+
+
+def predicted(folder: Path, keypoints_px: Array, *, mirrored: bool = False, grey: int = 0) -> None:
+    """A file of `predict` in a folder, for a hand in a grey picture."""
+    number = len(list(folder.glob("*.json")))
+    image, box_px = folder / f"{number}.jpg", [10, 20, 50, 60]
+    for picture in (image, folder / f"{number}.png"):
+        cv2.imwrite(str(picture), np.full((80, 90, 3), grey, np.uint8))
+    content = {
+        "image": str(image), "box_needed": "no", "box_px": box_px, "mirrored": mirrored,
+        "keypoints_px": keypoints_px.tolist(),
+    }  # fmt: skip
+    (folder / f"{number}.json").write_text(json.dumps(content))
+
+
+def test_hands_of_the_same_shape_are_neighbours(tmp_path: Path) -> None:
+    """Hands 0 and 3 are one shape at other places and sizes, 1 and 4 too, 1 mirrored; 2 is like no other."""
+    shapes = np.random.default_rng(0).normal(size=(3, 21, 2))
+    mirror = np.array([-1, 1])
+    predicted(tmp_path, shapes[0] * 9 + 30, grey=0)
+    predicted(tmp_path, shapes[1] * mirror * 7 + 20, mirrored=True, grey=60)
+    predicted(tmp_path, shapes[2], grey=120)
+    predicted(tmp_path, shapes[0] * 2 - 10, grey=180)
+    predicted(tmp_path, shapes[1] * 5, grey=240)
+    (gallery,) = neighbours_by_shape(tmp_path)
+    assert "nearest among 5 hands" in gallery.text
+    first_grey = []
+    for shown in gallery.tiles:
+        picture = cv2.imdecode(np.frombuffer(base64.b64decode(shown.uri.partition(",")[2]), np.uint8), cv2.IMREAD_COLOR)
+        assert picture is not None
+        assert picture.shape[:2] == (SIDE_PX, SIDE_PX + 4 * (SIDE_PX + GAP_PX))
+        middle = SIDE_PX // 2
+        first_grey.append([int(picture[middle, x, 0]) for x in (middle, SIDE_PX + GAP_PX + middle)])
+    assert np.allclose([first_grey[row] for row in (0, 1, 3, 4)], [[0, 180], [60, 240], [180, 0], [240, 60]], atol=3)
+    (tmp_path / "2.jpg").unlink()
+    (gone,) = neighbours_by_shape(tmp_path)
+    assert (gone.text, gone.tiles) == (f"Not shown: {tmp_path / '2.jpg'} cannot be read any more", [])
+
+
+def test_a_neighbours_picture_is_the_square_that_the_network_saw(tmp_path: Path) -> None:
+    """The left half of the box is black and the right half white; a left hand is shown mirrored."""
+    for mirrored in (False, True, False):
+        predicted(tmp_path, np.random.default_rng(0).normal(size=(21, 2)), mirrored=mirrored)
+    for number in range(3):
+        picture = np.full((80, 90, 3), 128, np.uint8)
+        picture[20:60, 10:30], picture[20:60, 30:50] = 0, 255
+        cv2.imwrite(str(tmp_path / f"{number}.jpg"), picture, [cv2.IMWRITE_JPEG_QUALITY, 100])
+    (gallery,) = neighbours_by_shape(tmp_path)
+    for number, ends in enumerate([(0, 255), (255, 0), (0, 255)]):
+        encoded = base64.b64decode(gallery.tiles[number].uri.partition(",")[2])
+        shown = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
+        assert shown is not None
+        assert np.allclose(shown[[3, -4]][:, [3, SIDE_PX - 4], 0], [ends, ends], atol=12)
+
+
+def test_predictions_alone_make_a_page(folder: Path, tmp_path: Path) -> None:
+    write_report([], tmp_path / "page.html", predictions=folder / "predicted")
+    page = Page((tmp_path / "page.html").read_text())
+    assert (page.words["h1"], page.words["h2"]) == (["Predictions"], ["Predictions", BY_SHAPE])
+    with pytest.raises(UserError, match="nothing to show"):
+        write_report([], tmp_path / "page.html")
 
 
 def test_without_checkpoint_or_images_no_neighbours_are_shown(folder: Path, tmp_path: Path) -> None:
