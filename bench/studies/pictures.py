@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
 
@@ -41,7 +42,7 @@ def write_pictures(results: Path, images: Path) -> Iterator[str]:
             if found.maps:
                 figures[name] = draw_maps(study["maps"], found)
             elif curves := label_curves(study, found, "epe_px"):
-                figures[name] = draw_label_curves(curves, found.constant.get("mean_keypoints_epe_px"))
+                figures[name] = draw_label_curves(curves, found)
         for name, figure in figures.items():
             save_figure(images / f"{name}_{scale}.png", figure, dpi=120)
             yield str(images / f"{name}_{scale}.png")
@@ -98,25 +99,45 @@ def draw_maps(maps: Row, found: StudyRows) -> Figure:
     return figure
 
 
-def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], constant: float | None) -> Figure:
-    """The mean 2D EPE over the share of the labels, with the range over seeds as a band, and a constant's error."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], found: StudyRows) -> Figure:
+    """Means with the range over seeds as a band, beside a constant's error.
+
+    Left: the 2D EPE over the share of the labels. Right: the probe over the steps of pre-training, if it was recorded.
+    """
+    figure = Figure(figsize=(9.5 if found.pretrain else 6, 4), layout="constrained")
+    left, *others = figure.subplots(1, 2 if found.pretrain else 1, squeeze=False)[0]
+    colours = {start: f"C{number}" for number, start in enumerate(curves)}
     for start, of_share in curves.items():
         shares = sorted(of_share)
-        errors = [of_share[share] for share in shares]
-        (line,) = axes.plot(shares, [np.mean(values) for values in errors], "o-", label=start, markersize=4)
-        low, high = ([end(values) for values in errors] for end in (min, max))
-        axes.fill_between(shares, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    if constant is not None:
-        axes.axhline(constant, linestyle="--", color=_OTHER_SIGN, label="the mean keypoints, a constant")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xticks(sorted({share for curve in curves.values() for share in curve}))
-    axes.set_xlabel("share of the labels")
-    axes.set_ylabel(METRICS["epe_px"].title_and_unit)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
+        _draw_band(left, start, colours[start], shares, [of_share[share] for share in shares])
+    _draw_constant(left, found.constant.get("mean_keypoints_epe_px"))
+    left.set_xscale("log")
+    left.xaxis.set_major_formatter(PercentFormatter(1))
+    left.xaxis.set_minor_formatter(NullFormatter())
+    left.set_xticks(sorted({share for curve in curves.values() for share in curve}))
+    left.set_xlabel("share of the labels, fine-tuned")
+    left.set_ylabel(METRICS["epe_px"].title_and_unit)
+    for right in others:
+        for arm, by_seed in found.pretrain.items():
+            errors = np.transpose([row["probe_epe_px"] for row in by_seed.values()])
+            row = next(iter(by_seed.values()))
+            _draw_band(right, arm, colours.get(arm, "black"), row["probe_step"], errors)
+        _draw_constant(right, row["probe_constant_epe_px"])
+        right.set_xlabel("step of pre-training, linear probe")
+    for axes in (left, *others):
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _draw_band(axes: Axes, name: str, colour: str, x: Sequence[float], values: Iterable[Sequence[float]]) -> None:
+    """A line through the means of the values at each place, and their range."""
+    low, mean, high = np.transpose([(np.min(of_one), np.mean(of_one), np.max(of_one)) for of_one in values])
+    axes.plot(x, mean, "o-", color=colour, label=name, markersize=4)
+    axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _draw_constant(axes: Axes, error_px: float | None) -> None:
+    if error_px is not None:
+        axes.axhline(error_px, linestyle="--", color=_OTHER_SIGN, label="the mean keypoints, a constant")

@@ -47,12 +47,14 @@ class StudyRows(NamedTuple):
         claims: (better, than, metric) -> row.
         constant: the constant predictions; empty if they were not measured.
         maps: arm -> seed -> row.
+        pretrain: arm -> seed -> row, of pre-trainings with a probe.
     """
 
     arms: dict[str, dict[int, Row]]
     claims: dict[tuple[str, str, str], Row]
     constant: Row
     maps: dict[str, dict[int, Row]]
+    pretrain: dict[str, dict[int, Row]]
 
     def figures(self) -> list[Row]:
         """The rows of all arms."""
@@ -75,7 +77,7 @@ def study_rows(results: Path, study: str, scale: str) -> StudyRows:
     content = read_toml(FILES / f"{study}.toml")
     arms = content["arms"].keys()
     left_out = _OF_THE_DISTANCE if content["scales"].get(scale, {}).get("by") == "probe" else ()
-    found = StudyRows({}, {}, {}, {})
+    found = StudyRows({}, {}, {}, {}, {})
     for row in rows_of(results / "experiments.jsonl"):
         if (row["study"], row["scale"]) != (study, scale):
             continue
@@ -89,6 +91,8 @@ def study_rows(results: Path, study: str, scale: str) -> StudyRows:
                 found = found._replace(constant=row)
             case "map" if row["arm"] in arms:
                 found.maps.setdefault(row["arm"], {})[row["seed"]] = row
+            case "pretrain" if row["arm"] in content.get("pretrain", {}) and "probe_step" in row:
+                found.pretrain.setdefault(row["arm"], {})[row["seed"]] = row
     return found
 
 

@@ -34,6 +34,7 @@ from peclr_dali.train.pose.metrics import METRICS, metric_of
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.read_out import fit_read_out
 from peclr_dali.train.runs.checkpoint import find_checkpoint
+from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.writing import write_text
 
@@ -58,7 +59,8 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
             for name in plan.pretrain:
                 config, keys = plan.settings(Config, name, start)
                 pretrain(config, "auto")
-                _append(record, plan, {"kind": "pretrain", "seed": start, "arm": name, "set": keys})
+                probes = _probes(Path(config.run.out))
+                _append(record, plan, {"kind": "pretrain", "seed": start, "arm": name, "set": keys, **probes})
             pretrained.add(start)
         for name in plan.arms:
             _append(record, plan, _measure(plan, seed, name))
@@ -100,6 +102,15 @@ def _measure(plan: Plan, seed: int, name: str) -> Row:
         (finetune if plan.at.by == "finetune" else fit_read_out)(config, "auto")
     errors = measured_errors(plan, seed, name)
     return row | {metric: metric_of(table) for metric, table in errors.items() if metric in METRICS}
+
+
+def _probes(run: Path) -> Row:
+    """The linear probe during a run of pre-training, in pixels of 224: steps, errors, and a constant's error."""
+    rows = RunFolder(run, keep=1).read_probes()
+    if not rows:
+        return {}
+    errors = {"probe_step": [row["step"] for row in rows], "probe_epe_px": [row["epe_px_of_224"] for row in rows]}
+    return errors | {"probe_constant_epe_px": rows[-1].get("constant_epe_px_of_224")}
 
 
 def _require_same_start(plan: Plan, seed: int, name: str) -> None:

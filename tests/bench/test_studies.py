@@ -194,11 +194,25 @@ def test_errors_are_drawn_over_the_share_of_the_labels(tmp_path: Path) -> None:
     assert curves == {
         "scratch": {0.005: [30, 32], 0.03: [28, 30]}, "peclr": {0.03: [24, 26], 1.0: [20, 22]},
     }  # fmt: skip
-    (axes,) = draw_label_curves(curves, 36.0).axes
+    (axes,) = draw_label_curves(curves, found).axes
     drawn = {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in axes.lines[:2]}
     assert drawn == {"scratch": [[0.005, 31], [0.03, 29]], "peclr": [[0.03, 25], [1.0, 21]]}
     assert [np.ptp(np.asarray(band.get_paths()[0].vertices)[:, 1]) for band in axes.collections] == [4, 6]
     assert "](images/few_labels_small.png)" in section(tmp_path, "study few_labels")
+
+
+def test_the_probe_is_drawn_over_the_steps_of_pre_training(tmp_path: Path) -> None:
+    rows = [arm(f"peclr_{name}", 0, epe_px=px) for name, px in (("005", 30), ("030", 28))]
+    for seed, errors_px in ((0, [50, 46]), (1, [52, 42])):
+        probe = {"probe_step": [1, 200], "probe_epe_px": errors_px, "probe_constant_epe_px": 56.0}
+        rows.append({"kind": "pretrain", "arm": "peclr", "seed": seed, **probe})
+    write_rows(tmp_path, *({"study": "few_labels", **row} for row in rows))
+    study, found = read_toml(FILES / "few_labels.toml"), study_rows(tmp_path, "few_labels", "small")
+    left, right = draw_label_curves(label_curves(study, found, "epe_px"), found).axes
+    line, constant = right.lines
+    assert np.asarray(line.get_xydata()).tolist() == [[1, 51], [200, 44]]
+    assert np.asarray(constant.get_ydata()).tolist() == [56, 56]
+    assert line.get_color() == left.lines[0].get_color()
 
 
 def test_the_page_has_every_study_once() -> None:

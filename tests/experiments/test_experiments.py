@@ -134,6 +134,21 @@ def test_rows_are_written_once(training: Training, tmp_path: Path) -> None:
     assert rows_of(record) == rows
 
 
+def test_the_row_of_a_pre_training_has_its_probes(training: Training, tmp_path: Path) -> None:
+    plan, record = plan_of(tmp_path, (0,)), tmp_path / "rows.jsonl"
+    folder = plan.folder(0, "pretrain", "peclr")
+    folder.mkdir(parents=True)
+    probes = [
+        {"step": step, "epe_px_of_224": 60.0 - step, "pa_epe_cm": 2.0, "constant_epe_px_of_224": 56.0}
+        for step in (1, 9)
+    ]
+    (folder / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in probes))
+    run_study(plan, record)
+    (row,) = (row for row in rows_of(record) if row["kind"] == "pretrain")
+    found = {key: row[key] for key in row if key.startswith("probe")}
+    assert found == {"probe_step": [1, 9], "probe_epe_px": [59.0, 51.0], "probe_constant_epe_px": 56.0}
+
+
 def test_a_comparison_is_written_before_the_next_one_fails(training: Training, tmp_path: Path) -> None:
     record, plan = tmp_path / "rows.jsonl", plan_of(tmp_path)
     plan.compare = (plan.compare[0], replace(plan.compare[1], metric="epe_px"))
