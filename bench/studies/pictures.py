@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from peclr_dali.bench.rows import Row
 from peclr_dali.bench.studies.rows import (
@@ -65,7 +65,8 @@ def draw_claims(claims: Sequence[tuple[str, Gain]]) -> Figure:
     names = [f"{source.split(',')[0]}: {gain.title}, {METRICS[gain.row['metric']].title}" for source, gain in claims]
     axes.set_yticks([-place for place in range(len(claims))], names, fontsize=8)
     axes.set_title(
-        "improvement, %; bar: 95 % interval; green: the paper's sign; grey: does not count; circle: published",
+        "improvement, %; bar: 95 % interval; circle: published\n"
+        "green: the paper's sign; red: the other; grey: does not count",
         fontsize=9,
     )
     axes.spines[["left", "top", "right"]].set_visible(False)
@@ -112,7 +113,7 @@ def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], fou
         _draw_band(left, start, colours[start], shares, [of_share[share] for share in shares])
     _draw_constant(left, found.constant.get("mean_keypoints_epe_px"))
     left.set_xscale("log")
-    left.xaxis.set_major_formatter(PercentFormatter(1))
+    left.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
     left.xaxis.set_minor_formatter(NullFormatter())
     left.set_xticks(sorted({share for curve in curves.values() for share in curve}))
     left.set_xlabel("share of the labels, fine-tuned")

@@ -188,10 +188,13 @@ def label_curves(study: Row, found: StudyRows, metric: str) -> dict[str, dict[fl
 
 def comparison_cells(row: Row) -> tuple[str, ...]:
     """The cells of a row of kind "comparison", in the order of `COMPARISON_HEADS`."""
+    each = row["differences"]
     return (
         f"{row['better']} minus {row['than']}",
         METRICS[row["metric"]].title_and_unit,
-        ", ".join(f"{difference:+.3f}" for difference in row["differences"]),
+        ", ".join(f"{one:+.3f}" for one in each)
+        if len(each) <= 6
+        else f"{len(each)}: {min(each):+.3f} to {max(each):+.3f}",
         f"{row['mean']:+.3f}",
         f"{row['low']:+.3f} to {row['high']:+.3f}",
         "yes" if row["holds"] else "no",
