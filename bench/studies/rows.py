@@ -194,7 +194,7 @@ def comparison_cells(row: Row) -> tuple[str, ...]:
         METRICS[row["metric"]].title_and_unit,
         ", ".join(f"{one:+.3f}" for one in each)
         if len(each) <= 6
-        else f"{len(each)}: {min(each):+.3f} to {max(each):+.3f}",
+        else f"{len(each)} seeds, {min(each):+.3f} to {max(each):+.3f}",
         f"{row['mean']:+.3f}",
         f"{row['low']:+.3f} to {row['high']:+.3f}",
         "yes" if row["holds"] else "no",

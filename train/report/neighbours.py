@@ -100,6 +100,7 @@ def neighbours_by_shape(folder: Path) -> list[Gallery]:
         mirrored = np.array([hand["mirrored"] for hand in hands], bool)
         shapes = shapes_of(np.array([hand["keypoints_px"] for hand in hands], np.float32), mirrored)
         boxes_px = np.array([hand["box_px"] for hand in hands], np.float32).reshape(-1, 4)
+        images = [Path(hand["image"]) for hand in hands]
     except (LookupError, TypeError, ValueError) as error:
         raise UserError(f"{folder} holds files that predict did not write: run it into a folder of its own") from error
     nearest = []
@@ -109,7 +110,7 @@ def neighbours_by_shape(folder: Path) -> list[Gallery]:
     title = "Nearest neighbours by the predicted shape"
     try:
         crops = {
-            row: _crop(hands[row]["image"], boxes_px[row], mirrored[row])
+            row: _crop(images[row], boxes_px[row], mirrored[row])
             for row in {*range(len(nearest)), *np.concatenate(nearest).tolist()}
         }
     except UserError as error:
@@ -122,9 +123,9 @@ def neighbours_by_shape(folder: Path) -> list[Gallery]:
     return [Gallery(title, text, [tile(_picture(crops, query, [rows]), alt) for query, rows in enumerate(nearest)])]
 
 
-def _crop(image: str, box_px: Floats, mirrored: bool) -> Image:
+def _crop(image: Path, box_px: Floats, mirrored: bool) -> Image:
     """The square of a picture that the network saw. A picture that cannot be read is a `UserError`."""
-    picture = read_picture(Path(image))
+    picture = read_picture(image)
     if picture is None:
         raise UserError(f"{image} cannot be read any more")
     x0, y0, x1, y1 = box_px

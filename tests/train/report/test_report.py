@@ -200,6 +200,11 @@ def test_hands_of_the_same_shape_are_neighbours(tmp_path: Path) -> None:
     (tmp_path / "2.jpg").unlink()
     (gone,) = neighbours_by_shape(tmp_path)
     assert (gone.text, gone.tiles) == (f"Not shown: {tmp_path / '2.jpg'} cannot be read any more", [])
+    (tmp_path / "2.json").write_text(
+        (tmp_path / "2.json").read_text().replace(json.dumps(str(tmp_path / "2.jpg")), "7")
+    )
+    with pytest.raises(UserError, match="holds files that predict did not write"):
+        neighbours_by_shape(tmp_path)
 
 
 def test_a_neighbours_picture_is_the_square_that_the_network_saw(tmp_path: Path) -> None:
