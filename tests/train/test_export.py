@@ -104,6 +104,33 @@ def test_a_network_in_one_small_file_is_taken_as_a_run(run: Path, tmp_path: Path
     assert str(out) in export_encoder(out, tmp_path / "encoder.pth")
 
 
+def test_an_encoder_in_half_precision(run: Path, tmp_path: Path) -> None:
+    """Its weights are rounded, its statistics are not, and fine-tuning and torchvision start from it."""
+    full, half = tmp_path / "full.safetensors", tmp_path / "half.safetensors"
+    saved = load_checkpoint(load_pose_run(run).path)
+    for name, value in saved["network"].items():
+        if "running" in name:
+            value += 1 / 3  # half precision would round it
+    write_checkpoint(tmp_path / "pose.pth", saved["step"], saved)
+    assert run_cli("export", str(tmp_path / "pose.pth"), str(full)) == 0
+    assert run_cli("export", str(tmp_path / "pose.pth"), str(half), "--half") == 0
+    assert half.stat().st_size < 0.55 * full.stat().st_size
+    config = load_pose_run(run).config
+    exact, rounded = (
+        start_pose_network(EncoderConfig(config.encoder.name, str(file)), config.pose, 32).network.encoder.state_dict()
+        for file in (full, half)
+    )
+    for name, value in exact.items():
+        wanted = value if "running" in name or "batches" in name else value.half().float()
+        torch.testing.assert_close(rounded[name], wanted, rtol=0, atol=0)
+
+
+def test_half_is_for_the_encoder(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli("export", str(run), "--pose", str(tmp_path / "hand.safetensors"), "--half") == 2
+    assert "--half is for the encoder, and no OUT is given" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_weights_that_half_precision_cannot_hold_stay_as_they_are(run: Path, tmp_path: Path) -> None:
     saved = load_checkpoint(load_pose_run(run).path)
     saved["network"]["head.bias"][0] = 1e6

@@ -211,7 +211,8 @@ def convert(source: Path, out: Path, to: Any) -> None:
     metavar="OUT.safetensors",
     help="Write the whole pose network in half precision, for predict, evaluate and finetune.",
 )
-def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None) -> None:
+@click.option("--half", is_flag=True, help="Write OUT in half precision: a file of half the size.")
+def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None, half: bool) -> None:
     """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT, for torchvision or timm.
 
     \b
@@ -231,11 +232,13 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None)
             "export needs a file to write: OUT for the encoder, or --onnx OUT.onnx or --pose OUT.safetensors for the "
             "pose network"
         )
+    if half and out is None:
+        raise UserError("--half is for the encoder, and no OUT is given: name a file, or leave --half out")
     names = [file.resolve() for file in (out, onnx, pose) if file is not None]
     if len(set(names)) < len(names):
         raise UserError(f"{names[-1]}: is named for two files, and the second would replace the first: name another")
     if out is not None:
-        say(f"{out}: {export_encoder(source, out)}")
+        say(f"{out}: {export_encoder(source, out, half=half)}")
     if onnx is not None:
         say(f"{onnx}: {export_onnx(source, onnx)}")
     if pose is not None:

@@ -35,8 +35,10 @@ PARITY: Final = 1e-4
 """Largest difference of joints from torch's, as a share of the largest coordinate."""
 
 
-def export_encoder(source: Path, out: Path) -> str:
+def export_encoder(source: Path, out: Path, *, half: bool = False) -> str:
     """Write the encoder of a checkpoint or of a run's folder (see `find_checkpoint`) as .safetensors or .pth.
+
+    With `half`, weights are rounded as by `export_network`.
 
     Returns:
         A line about the written file and its checkpoint.
@@ -49,10 +51,11 @@ def export_encoder(source: Path, out: Path) -> str:
     refuse_inputs(out, [path])
     saved = load_checkpoint(path)
     name, side_px = saved["config"]["encoder"]["name"], saved["config"]["geometry"]["side_px"]
-    state = {
-        key: tensor.contiguous().float() if tensor.is_floating_point() else tensor
-        for key, tensor in encoder_state(saved["network"]).items()
-    }
+    state = encoder_state(saved["network"])
+    for key, tensor in state.items():
+        if tensor.is_floating_point():
+            rounds = half and not key.endswith(("running_mean", "running_var"))
+            state[key] = _halved(tensor.contiguous()) if rounds else tensor.contiguous().float()
     save_tensors(state, out, {"encoder": name})
     with torch.device("meta"):
         return f"{name} of {path}, {make_encoder(name, side_px).note_on_file(out)}"
