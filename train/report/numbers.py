@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from peclr_dali.train.pose.metrics import METRICS, Metric, constants_in_words
 from peclr_dali.train.report.contents import Measured
@@ -78,12 +78,13 @@ def in_words(found: Measured) -> str:
 
 
 def _comparison_in_words(found: Measured) -> str:
+    """The difference in the first error in which the first run is better than the constants, then the rest."""
     difference = found.difference
     if difference is None:
         return "No two of these runs were compared on the same images: evaluate RUN --compare RUN2 does that."
-    (metric, cell), *others = (
-        (metric, _cell(difference[name], metric, signed=True)) for name, metric in METRICS.items() if name in difference
-    )
+    cells = {name: _cell(difference[name], METRICS[name], signed=True) for name in METRICS if name in difference}
+    first = next((name for name in cells if _beats_constants(found.results[0], name)), next(iter(cells), ""))
+    metric, cell = METRICS[first], cells.pop(first)
     ours, theirs = (f"“{run.name}”" for run in found.runs[:2])
     result = {
         "better": f"{ours} is better than {theirs}",
@@ -95,9 +96,15 @@ def _comparison_in_words(found: Measured) -> str:
     rest = [
         f"{mark}: {', '.join(titles)}"
         for mark in ("better", "worse", "open")
-        if (titles := [other.title for other, of_other in others if of_other.mark == mark])
+        if (titles := [METRICS[other].title for other, of_other in cells.items() if of_other.mark == mark])
     ]
     return f"{words} The other metrics: {'; '.join(rest)}." if rest else words
+
+
+def _beats_constants(result: Mapping[str, Any], name: str) -> bool:
+    """Whether a metric is an error, and that of a run is smaller than those of the constant predictions."""
+    constants = [errors[name] for errors in result.get("constants", {}).values() if name in errors]
+    return bool(constants) and not METRICS[name].higher_is_better and result["metrics"][name]["value"] < min(constants)
 
 
 def _limits(cell: Cell) -> str:

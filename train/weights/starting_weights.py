@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from peclr_dali.errors import UserError
-from peclr_dali.models.config import EncoderConfig, PoseConfig, require_weights
+from peclr_dali.models.config import EncoderConfig, PoseConfig, path_of_weights, require_weights
 from peclr_dali.models.encoders import build_encoder, make_encoder
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.models.weights import encoder_state
@@ -63,7 +63,7 @@ def _run_of(encoder: EncoderConfig) -> dict[str, Any] | None:
     if encoder.weights in ("random", "imagenet"):
         return None
     require_weights(encoder.weights)
-    path = Path(encoder.weights)
+    path = path_of_weights(encoder.weights)
     if path.is_dir():
         path = find_checkpoint(path, "encoder.weights to be the folder of a run, a checkpoint or a file of weights")
     elif not _is_checkpoint(path):

@@ -270,7 +270,8 @@ def differing(folder: Path, **differences: tuple[float, float | None, float | No
     assert found is not None
     ends = {name: differences.get(name, (0.0, -1.0, 1.0)) for name in METRICS}
     changed = {name: dict(zip(("value", "low", "high"), three, strict=True)) for name, three in ends.items()}
-    return Measured(found.runs, found.results, changed, found.elsewhere)
+    results = [{**result, "constants": {}} for result in found.results]
+    return Measured(found.runs, results, changed, found.elsewhere)
 
 
 def test_the_verdict_follows_the_numbers(folder: Path) -> None:
@@ -284,6 +285,24 @@ def test_the_verdict_follows_the_numbers(folder: Path) -> None:
     assert "cannot be told apart" in in_words(differing(folder, pa_epe_cm=(-0.2, -0.5, 0.1)))
     marks = {row.metric.title: row.difference.mark for row in table(better) if row.difference is not None}
     assert (marks["PA-EPE"], marks["PA-AUC"], marks["2D EPE"]) == ("better", "better", "worse")
+
+
+def test_the_verdict_is_by_a_metric_in_which_the_network_beats_the_constants(folder: Path) -> None:
+    """Where all errors are worse than a constant's, by the first one."""
+    found = differing(folder, pa_epe_cm=(-0.2, -0.3, -0.1), epe_px=(-2.0, -3.0, -1.0))
+    ours, theirs = found.results
+    for error_px, metric in ((30.0, "2D EPE"), (41.0, "PA-EPE")):
+        metrics = {
+            **ours["metrics"],
+            "pa_epe_cm": {"value": 2.5},
+            "epe_cm": {"value": 9.0},
+            "epe_px": {"value": error_px},
+        }
+        constants = {"rigid_pose": {"pa_epe_cm": 1.5, "epe_cm": 8.0}, "mean_keypoints": {"epe_px": 40.0}}
+        results = [{**ours, "metrics": metrics, "constants": constants}, theirs]
+        assert in_words(Measured(found.runs, results, found.difference, [])).startswith(
+            f"By {metric}, “pre-trained” is"
+        )
 
 
 def test_one_run_is_summed_up_by_its_errors(folder: Path) -> None:
