@@ -180,12 +180,12 @@ def test_the_page_about_the_library_runs_word_by_word_and_is_typed(project: Path
 @pytest.mark.slow
 def test_the_commands_run_where_models_and_train_are_the_users_own(wheel: Path, project: Path) -> None:
     install(project, f"peclr-dali[train] @ file://{wheel}")
-    photos = ("--set", "data.source=folder", "--set", "data.root=photos")
+    photos = ("--set", "data.source=folder", "--set", "data.root=photos", "--set", "data.box=center")
     run_in(project, "peclr-dali", "make-data", "hands", "--poses", "2")
     run_in(project, "peclr-dali", "views", *photos, "views.png")
     small = ("train.batch=8", "train.micro_batch=8", "train.epochs=1", "run.out=run")
     settings = [word for setting in small for word in ("--set", setting)]
-    assert "what the network saw" in run_in(project, "peclr-dali", "pretrain", "-c", "demo", *photos, *settings)
+    assert "what the network saw" in run_in(project, "peclr-dali", "pretrain", "-c", "photographs", *photos, *settings)
     image = next((project / "photos").iterdir())
     run_in(project, "peclr-dali", "predict", "hand_rn18", str(image), "--box", "0,0,60,60")
     assert (project / "predictions" / f"{image.stem}.png").stat().st_size > 0

@@ -281,7 +281,8 @@ def test_probing_costs_under_two_percent(tmp_path: Path, monkeypatch: pytest.Mon
     Clocks that count this process's work only are not disturbed by others on the same cores.
     """
     tiny_hands.write_hands(tmp_path / "hands", 200)
-    settings = [f"data.root={tmp_path / 'hands'}", f"run.out={tmp_path / 'run'}", "train.threads=1", "train.device=cpu"]
+    settings = [f"data.root={tmp_path / 'hands'}", f"run.out={tmp_path / 'run'}", "train.threads=1", "train.device=cpu",
+                "train.epochs=3", "probe.every_epochs=1", "data.positive=self"]  # fmt: skip
     config = load_config(Config, [DEMO], settings)
     probed, validate = [], Pretraining.validate
 
