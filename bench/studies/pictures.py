@@ -107,7 +107,7 @@ def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], fou
     """
     figure = Figure(figsize=(9.5 if found.pretrain else 6, 4), layout="constrained")
     left, *others = figure.subplots(1, 2 if found.pretrain else 1, squeeze=False)[0]
-    colours = {start: f"C{number}" for number, start in enumerate(curves)}
+    colours = {start: f"C{number}" for number, start in enumerate(dict.fromkeys([*curves, *found.pretrain]))}
     for start, of_share in curves.items():
         shares = sorted(of_share)
         _draw_band(left, start, colours[start], shares, [of_share[share] for share in shares])
@@ -122,7 +122,7 @@ def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], fou
         for arm, by_seed in found.pretrain.items():
             errors = np.transpose([row["probe_epe_px"] for row in by_seed.values()])
             row = next(iter(by_seed.values()))
-            _draw_band(right, arm, colours.get(arm, "black"), row["probe_step"], errors)
+            _draw_band(right, arm, colours[arm], row["probe_step"], errors)
         _draw_constant(right, row["probe_constant_epe_px"])
         right.set_xlabel("step of pre-training, linear probe")
     for axes in (left, *others):

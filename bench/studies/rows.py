@@ -5,7 +5,7 @@ The tables of docs/results.md are in bench/pages/templates/studies.md.jinja and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -186,6 +186,21 @@ def label_curves(study: Row, found: StudyRows, metric: str) -> dict[str, dict[fl
     return {start: curve for start, curve in curves.items() if len(curve) > 1}
 
 
+def curve_table(curves: Mapping[str, Mapping[float, Sequence[float]]]) -> tuple[list[str], list[list[str]]]:
+    """Label curves as a table: heads, and a line for each start with a column for each share."""
+    shares = sorted({share for curve in curves.values() for share in curve})
+    lines = [
+        [start, *(_mean_and_range(curve[share], 1) if share in curve else "-" for share in shares)]
+        for start, curve in curves.items()
+    ]
+    return ["2D EPE, px, by the share of the labels", *(f"{100 * share:g} %" for share in shares)], lines
+
+
+def _mean_and_range(values: Sequence[float], decimals: int = 3) -> str:
+    spread = f" ({min(values):.{decimals}f} to {max(values):.{decimals}f})" if len(values) > 1 else ""
+    return f"{np.mean(values):.{decimals}f}{spread}"
+
+
 def comparison_cells(row: Row) -> tuple[str, ...]:
     """The cells of a row of kind "comparison", in the order of `COMPARISON_HEADS`."""
     each = row["differences"]
@@ -243,7 +258,7 @@ def section(results: Path, name: str) -> dict[str, Any]:
             "claims": [_claim(gain) for gain in gains(study, rows)],
             "maps": _map_claims(study, rows),
             "map_errors": list(_map_errors(study, rows)),
-            "curves": label_curves(study, rows, "epe_px"),
+            "curves": curve_table(label_curves(study, rows, "epe_px")),
         }
         for scale, rows in found.items()
     ]  # fmt: skip
@@ -251,7 +266,7 @@ def section(results: Path, name: str) -> dict[str, Any]:
 
 
 def _arms(study: Row, found: dict[str, StudyRows]) -> tuple[list[str], list[list[str]]]:
-    """Heads, and a line for each arm: means over seeds with the range, and what the paper has."""
+    """Heads, and a line for each arm without a label curve: means over seeds with the range, and what the paper has."""
     published = {name: arm.get("published", {}) for name, arm in study["arms"].items()}
     wanted = {metric for figures in published.values() for metric in figures}
     wanted |= {claim.get("metric", "pa_epe_cm") for claim in study.get("compare", [])}
@@ -269,10 +284,11 @@ def _arms(study: Row, found: dict[str, StudyRows]) -> tuple[list[str], list[list
         if column == "published":
             return f"{published[name][metric]:g}" if metric in published[name] else "-"
         values = [row[metric] for row in found[column].arms.get(name, {}).values() if metric in row]
-        spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
-        return f"{np.mean(values):.3f}{spread}" if values else "-"
+        return _mean_and_range(values) if values else "-"
 
-    lines = [[name, *(cell(name, *column) for column in columns)] for name in study["arms"]]
+    in_curves = {start for rows in found.values() for start in label_curves(study, rows, "epe_px")}
+    names = [name for name in study["arms"] if name.rpartition("_")[0] not in in_curves]
+    lines = [[name, *(cell(name, *column) for column in columns)] for name in names]
     heads = [f"{METRICS[metric].title_and_unit}, {column}" for metric, column in columns]
     return ["mean and range over seeds", *heads], [line for line in lines if set(line[1:]) != {"-"}]
 

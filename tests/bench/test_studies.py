@@ -198,7 +198,12 @@ def test_errors_are_drawn_over_the_share_of_the_labels(tmp_path: Path) -> None:
     drawn = {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in axes.lines[:2]}
     assert drawn == {"scratch": [[0.005, 31], [0.03, 29]], "peclr": [[0.03, 25], [1.0, 21]]}
     assert [np.ptp(np.asarray(band.get_paths()[0].vertices)[:, 1]) for band in axes.collections] == [4, 6]
-    assert "](images/few_labels_small.png)" in section(tmp_path, "study few_labels")
+    text = section(tmp_path, "study few_labels")
+    assert "](images/few_labels_small.png)" in text
+    assert "| scratch | 31.0 (30.0 to 32.0) | 29.0 (28.0 to 30.0) | - |" in text
+    assert "| peclr | - | 25.0 (24.0 to 26.0) | 21.0 (20.0 to 22.0) |" in text
+    assert "| frozen_030 | 41.000 (40.000 to 42.000) |" in text
+    assert "scratch_030" not in text
 
 
 def test_the_probe_is_drawn_over_the_steps_of_pre_training(tmp_path: Path) -> None:
