@@ -286,7 +286,9 @@ def _arms(study: Row, found: dict[str, StudyRows]) -> tuple[list[str], list[list
         values = [row[metric] for row in found[column].arms.get(name, {}).values() if metric in row]
         return _mean_and_range(values) if values else "-"
 
-    in_curves = {start for rows in found.values() for start in label_curves(study, rows, "epe_px")}
+    in_curves: set[str] = set()
+    if {metric for metric, _ in columns} == {"epe_px"}:  # which the table of the curves has
+        in_curves = {start for rows in found.values() for start in label_curves(study, rows, "epe_px")}
     names = [name for name in study["arms"] if name.rpartition("_")[0] not in in_curves]
     lines = [[name, *(cell(name, *column) for column in columns)] for name in names]
     heads = [f"{METRICS[metric].title_and_unit}, {column}" for metric, column in columns]

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import Count, Number, Seed
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import DataConfig, is_address, refuse_among_images
+from peclr_dali.pipelines.config import DataConfig, each_source, is_address, refuse_among_images
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
@@ -282,13 +282,21 @@ class Plan:
             raise UserError(f"{self.file}: {table}.{name} at scale {self.scale}: {error}{hint}") from error
 
     def require_folders(self) -> None:
-        """Raise a `UserError` if images are missing."""
+        """Raise a `UserError` if images, or tables of pairs, are missing."""
         for name, data in self.used_data().items():
             if data.render is None and not is_address(data.root) and not Path(data.root).is_dir():
                 key = f"scales.{self.scale}.data.{name}"
                 raise UserError(
                     f"{data.root}: no such folder; expected the images of {key}. Put them there, or set {key}.root"
                 )
+
+        for name in self.pretrain:
+            for source in each_source(self.settings(Config, name, self.study.seeds[0])[0].data):
+                if source.positive == "file" and source.pairs is not None and not Path(source.pairs).exists():
+                    raise UserError(
+                        f"{self.file}: pretrain.{name}: data.pairs = {source.pairs!r} does not exist; expected a table "
+                        "of the command mine. The study's first lines may say how; --arm runs the other arms alone"
+                    )
 
     def require_outside(self) -> None:
         """Raise a `UserError` if a run would write among the images that it reads."""

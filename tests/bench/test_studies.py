@@ -206,6 +206,14 @@ def test_errors_are_drawn_over_the_share_of_the_labels(tmp_path: Path) -> None:
     assert "scratch_030" not in text
 
 
+def test_arms_with_label_curves_are_listed_where_they_have_other_metrics(tmp_path: Path) -> None:
+    rows = [arm(f"scratch_{name}", seed, epe_px=30.0, epe_cm=9.0) for name in ("010", "020") for seed in (0, 1)]
+    write_rows(tmp_path, *({"study": "label_fractions", "scale": "paper", **row} for row in rows))
+    assert "| scratch_010 | 9.000 (9.000 to 9.000) | 30.000 (30.000 to 30.000) |" in section(
+        tmp_path, "study label_fractions"
+    )
+
+
 def test_the_probe_is_drawn_over_the_steps_of_pre_training(tmp_path: Path) -> None:
     rows = [arm(f"peclr_{name}", 0, epe_px=px) for name, px in (("005", 30), ("030", 28))]
     for seed, errors_px in ((0, [50, 46]), (1, [52, 42])):

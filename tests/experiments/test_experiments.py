@@ -397,6 +397,7 @@ def test_hands_of_another_recipe_are_refused(tmp_path: Path) -> None:
 
 
 ARM = "[arms.ours]\nstart = 'one'\n"
+PAIRS = "set = ['data.positive=file', 'data.pairs=none.csv']\n"
 
 
 @pytest.mark.parametrize(
@@ -404,6 +405,12 @@ ARM = "[arms.ours]\nstart = 'one'\n"
     [
         (ARM, "images/runs", "images", "images/runs/small is within data.root = images"),
         (ARM, "runs", "missing", "missing: no such folder; expected the images of scales.small.data.first"),
+        (
+            f"{PAIRS}{ARM}",
+            "runs",
+            "images",
+            "study.toml: pretrain.one: data.pairs = 'none.csv' does not exist; expected",
+        ),
         (f"{ARM}only = 'paper'\n", "runs", "images", "has no arm at scale small"),
         ("[arms]\n", "runs", "images", "arms = {}: "),
     ],
@@ -424,7 +431,7 @@ def test_wrong_folders_and_arms_are_one_line_before_anything_runs(
         f"title = 'a'\nsource = 'b'\nout = '{out}'\n[pretrain.one]\n{arms}"
         f"[scales.small.data.first]\nroot = '{root}'\nset = ['data.source=folder']\n"
     )
-    for options in (["--record", "rows.jsonl"], ["--list"] if root == "images" else []):
+    for options in (["--record", "rows.jsonl"], ["--list"] if root == "images" and PAIRS not in arms else []):
         assert run_cli("experiment", "study.toml", *options) == 2
         error = capsys.readouterr().err
         assert message in error

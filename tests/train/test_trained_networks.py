@@ -1,8 +1,9 @@
-"""The network in networks/ is what its recipe says; it and the demo's find rendered hands that they have not seen."""
+"""The networks in networks/ are what their recipes say, and of use on rendered hands that they have not seen."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -10,12 +11,18 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from peclr_dali.errors import UserError
 from peclr_dali.synthetic import make_dataset
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.evaluation.evaluate import evaluate
 from peclr_dali.train.pose.pose_run import load_pose_run
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.weights.starting_weights import start_pose_network
 from tests.conftest import Record
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +67,22 @@ def summary(found: dict[str, list[float]], out: Path, side_px: int = 224) -> dic
 def test_it_has_the_configuration_of_its_recipe() -> None:
     assert load_pose_run(NETWORK).config == load_config(FinetuneConfig, [RECIPE], [])
     assert NETWORK.stat().st_size <= 25e6
+
+
+def test_fine_tuning_starts_from_the_encoder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By its path and, from any folder, by its name; its size and encoder are those of the recipe."""
+    recipe = load_config(Config, [ROOT / "networks" / "peclr_rn18.toml"], [])
+    demo = load_config(FinetuneConfig, [ROOT / "configs" / "finetune_demo.toml"], [])
+    assert (recipe.encoder.name, recipe.geometry.side_px) == (demo.encoder.name, demo.geometry.side_px)
+    assert (ROOT / demo.encoder.weights).stat().st_size <= 25e6
+    monkeypatch.chdir(tmp_path)
+    of_file = load_file(ROOT / demo.encoder.weights)
+    for weights in (demo.encoder.weights, "peclr_rn18"):
+        encoder = dataclasses.replace(demo.encoder, weights=weights)
+        state = start_pose_network(encoder, demo.pose, 48).network.encoder.library_state_dict()
+        torch.testing.assert_close(state["layer1.0.conv1.weight"], of_file["layer1.0.conv1.weight"].float())
+    with pytest.raises(UserError, match=r"encoder.weights = 'peclr_rn19' does not exist"):
+        start_pose_network(dataclasses.replace(demo.encoder, weights="peclr_rn19"), demo.pose, 48)
 
 
 def test_it_finds_hands_that_it_has_not_seen(tmp_path: Path) -> None:
@@ -114,9 +137,10 @@ def test_the_demo_shows_what_pretraining_gives(tmp_path: Path, record: Record) -
     figures |= {f"difference_{name}": round(value, 2) for name, value in difference.items()}
     figures["scratch_epe_px"] = round(comparison["other"]["metrics"]["epe_px"]["value"], 2)
     record("networks", network="make demo", measured_on="80 hands", minutes=round(minutes, 2), **figures)
-    page = (clone / "runs" / "report.html").read_text()
-    assert "By 2D EPE, “pre-trained” is better than “from scratch”" in page
+    assert "“pre-trained” is better than “from scratch”: " in (clone / "runs" / "report.html").read_text()
     assert difference["high"] < 0
+    first, *_, last = RunFolder(clone / "runs" / "demo", keep=1).read_probes()
+    assert last["epe_px_of_224"] < first["epe_px_of_224"] - 2
     assert figures["epe_px"] < 0.75 * figures["mean_keypoints_epe_px"]
     drawn = errors(
         clone / ".data" / "hands", tmp_path / "drawn", "data.part=evaluation"

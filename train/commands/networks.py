@@ -103,7 +103,7 @@ def predict(
     """Predict the pose in each IMAGE (files, folders, patterns) with the fine-tuned RUN; draw it and write JSON.
 
     \b
-      python cli.py predict runs/finetune_demo hand.jpg
+      python cli.py predict networks/hand_rn18.safetensors hand.jpg
       python cli.py predict runs/finetune_rn50 photo.jpg --box 420,310,760,640 --intrinsics camera.json --scale-m 0.03
       python cli.py predict runs/finetune_rn50 photos/ --box boxes.csv
 
@@ -217,6 +217,7 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
 
     \b
       python cli.py export runs/peclr_rn50 encoder.pth
+      python cli.py export runs/peclr_rn50 encoder.safetensors --half
       python cli.py export runs/finetune --onnx pose.onnx
       python cli.py export runs/finetune --pose hand.safetensors
 

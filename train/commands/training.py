@@ -62,14 +62,14 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
     """Fine-tune an encoder on labelled images: 3D poses of hands, or 2D keypoints of bodies (data.source = "coco").
 
     \b
-      python cli.py finetune -c configs/finetune_demo.toml --from runs/demo
+      python cli.py finetune -c configs/finetune_demo.toml --from runs/demo --out runs/from_demo
       python cli.py finetune -c configs/finetune_rn50.toml --from runs/peclr_rn50 --set data.label_fraction=0.1
       torchrun --nproc-per-node=4 cli.py finetune -c configs/finetune_rn50.toml --set train.micro_batch=32
 
     --from is short for --set encoder.weights=...: a run's folder, a checkpoint, a file of torchvision's or the authors'
-    weights, "imagenet" or "random". A fine-tuned network also gives its head, if that is of the same kind; --set
-    pose.weights=random begins with a new one. The new run's folder holds the same files as in pre-training, and the
-    checkpoint with the smallest error on held-out images.
+    weights, "peclr_rn18" of networks/, "imagenet" or "random". A fine-tuned network also gives its head, if that is of
+    the same kind; --set pose.weights=random begins with a new one. The new run's folder holds the same files as in
+    pre-training, and the checkpoint with the smallest error on held-out images.
     """
     from peclr_dali.train.config.finetuning import FinetuneConfig
 

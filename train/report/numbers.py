@@ -78,12 +78,13 @@ def in_words(found: Measured) -> str:
 
 
 def _comparison_in_words(found: Measured) -> str:
-    """The difference in the first error in which the first run is better than the constants, then the rest."""
+    """The difference in the first error in which one of the two runs is better than the constants, then the rest."""
     difference = found.difference
     if difference is None:
         return "No two of these runs were compared on the same images: evaluate RUN --compare RUN2 does that."
     cells = {name: _cell(difference[name], METRICS[name], signed=True) for name in METRICS if name in difference}
-    first = next((name for name in cells if _beats_constants(found.results[0], name)), next(iter(cells), ""))
+    telling = (name for name in cells if any(_beats_constants(result, name) for result in found.results[:2]))
+    first = next(telling, next(iter(cells), ""))
     metric, cell = METRICS[first], cells.pop(first)
     ours, theirs = (f"“{run.name}”" for run in found.runs[:2])
     result = {

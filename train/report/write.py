@@ -99,7 +99,7 @@ def _summary(run: Run) -> dict[str, str]:
     config, rows = run.config, run.rows
     sources = []
     for source in each_source(config.data):
-        labels = f", {source.label_fraction:.0%} of the labels" if run.kind == "fine-tuning" else ""
+        labels = f", {100 * source.label_fraction:g} % of the labels" if run.kind == "fine-tuning" else ""
         sources.append(f"{source.root}, {source.split}{labels}")
     images_per_s, waited = (float(np.median([row[key] for row in rows])) for key in ("images_per_s", "wait_share"))
     return {

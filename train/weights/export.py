@@ -38,7 +38,7 @@ PARITY: Final = 1e-4
 def export_encoder(source: Path, out: Path, *, half: bool = False) -> str:
     """Write the encoder of a checkpoint or of a run's folder (see `find_checkpoint`) as .safetensors or .pth.
 
-    With `half`, weights are rounded as by `export_network`.
+    With `half`, all but batch norm's statistics is rounded to float16, unless a tensor's numbers would overflow.
 
     Returns:
         A line about the written file and its checkpoint.
@@ -55,7 +55,7 @@ def export_encoder(source: Path, out: Path, *, half: bool = False) -> str:
     for key, tensor in state.items():
         if tensor.is_floating_point():
             rounds = half and not key.endswith(("running_mean", "running_var"))
-            state[key] = _halved(tensor.contiguous()) if rounds else tensor.contiguous().float()
+            state[key] = _halved(tensor.contiguous().float()) if rounds else tensor.contiguous().float()
     save_tensors(state, out, {"encoder": name})
     with torch.device("meta"):
         return f"{name} of {path}, {make_encoder(name, side_px).note_on_file(out)}"
