@@ -13,7 +13,6 @@ from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import Width, one_of
 from peclr_dali.errors import UserError
-from peclr_dali.shipped import or_shipped
 from peclr_dali.skeleton import SKELETONS
 
 Variant = Literal["paper", "upstream", "direct", "none"]
@@ -55,18 +54,13 @@ class EncoderConfig:
         return value
 
 
-def path_of_weights(weights: str) -> Path:
-    """The file or folder that `EncoderConfig.weights` names; a shipped one if there is no other of this name."""
-    return or_shipped(Path(weights), ".safetensors")
-
-
 def require_weights(weights: str) -> None:
     """Check that `EncoderConfig.weights` of a fine-tuning run names weights or a path that exists.
 
     Raises:
         UserError: the path does not exist.
     """
-    if weights not in ("imagenet", "random") and not path_of_weights(weights).exists():
+    if weights not in ("imagenet", "random") and not Path(weights).exists():
         expected = f"a run's folder, a checkpoint, {WEIGHTS_EXPECTED}"
         raise UserError(f"encoder.weights = {weights!r} does not exist: expected {expected}")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
-from peclr_dali.models.config import WEIGHTS_EXPECTED, EncoderConfig, encoder_class, path_of_weights
+from peclr_dali.models.config import WEIGHTS_EXPECTED, EncoderConfig, encoder_class
 from peclr_dali.models.weights import check_state, encoder_state, read_weights
 
 
@@ -122,8 +122,6 @@ def build_encoder(config: EncoderConfig, side_px: int | None = None) -> Encoder:
     if config.weights == "imagenet":
         encoder.load_library_state(*encoder.published_state(), config.name)
     elif config.weights != "random":
-        state = encoder_state(
-            read_weights(path_of_weights(config.weights), key="encoder.weights", expected=WEIGHTS_EXPECTED)
-        )
+        state = encoder_state(read_weights(Path(config.weights), key="encoder.weights", expected=WEIGHTS_EXPECTED))
         encoder.load_library_state(state, config.weights, config.name)
     return encoder

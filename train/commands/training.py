@@ -134,6 +134,7 @@ def _resolve(
     from peclr_dali.models.config import require_weights
     from peclr_dali.pipelines.config import refuse_among_images, require_roots
     from peclr_dali.pipelines.samples.shares import require_whole_micro_batches
+    from peclr_dali.shipped import or_shipped
     from peclr_dali.train.config.load import load_config
     from peclr_dali.train.config.tables import as_toml, to_toml
     from peclr_dali.train.runs.lock import require_free
@@ -145,7 +146,7 @@ def _resolve(
             click.echo(to_toml(config), nl=False)
             click.get_current_context().exit()
         if fresh:
-            require_weights(config.encoder.weights)
+            require_weights(str(or_shipped(Path(config.encoder.weights), ".safetensors")))
         require_whole_micro_batches(config.train.batch, config.train.micro_batch)
         processes = os.environ.get("WORLD_SIZE", "1")  # of the run, on all hosts
         if os.environ.get("LOCAL_WORLD_SIZE", "1") == processes:

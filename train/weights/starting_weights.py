@@ -11,10 +11,11 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from peclr_dali.errors import UserError
-from peclr_dali.models.config import EncoderConfig, PoseConfig, path_of_weights, require_weights
+from peclr_dali.models.config import EncoderConfig, PoseConfig, require_weights
 from peclr_dali.models.encoders import build_encoder, make_encoder
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.models.weights import encoder_state
+from peclr_dali.shipped import or_shipped
 from peclr_dali.train.pose.pose_run import load_tensors
 from peclr_dali.train.runs.checkpoint import METADATA_KEY, find_checkpoint, load_checkpoint
 
@@ -35,9 +36,10 @@ class Start(NamedTuple):
 def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | None = None) -> Start:
     """Build the network of a configuration with its starting weights; of the head see `PoseConfig.weights`.
 
-    `encoder.weights` may also be a checkpoint, or a run's folder: its best checkpoint on validation, or the newest if
-    there was no validation. Weights that cannot be read or do not fit are a `UserError`.
+    `encoder.weights` may also be a checkpoint, a run's folder: its best checkpoint on validation, or the newest if there
+    was no validation; or the name of a shipped network. Weights that cannot be read or do not fit are a `UserError`.
     """
+    encoder = dataclasses.replace(encoder, weights=str(or_shipped(Path(encoder.weights), ".safetensors")))
     saved = _run_of(encoder)
     if saved is None:
         return Start(PoseNetwork(build_encoder(encoder, side_px), pose))
@@ -63,7 +65,7 @@ def _run_of(encoder: EncoderConfig) -> dict[str, Any] | None:
     if encoder.weights in ("random", "imagenet"):
         return None
     require_weights(encoder.weights)
-    path = path_of_weights(encoder.weights)
+    path = Path(encoder.weights)
     if path.is_dir():
         path = find_checkpoint(path, "encoder.weights to be the folder of a run, a checkpoint or a file of weights")
     elif not _is_checkpoint(path):
