@@ -36,8 +36,8 @@ class Start(NamedTuple):
 def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | None = None) -> Start:
     """Build the network of a configuration with its starting weights; of the head see `PoseConfig.weights`.
 
-    `encoder.weights` may also be a checkpoint, a run's folder: its best checkpoint on validation, or the newest if there
-    was no validation; or the name of a shipped network. Weights that cannot be read or do not fit are a `UserError`.
+    `encoder.weights` may also be a checkpoint, the name of a shipped network, or a run's folder: its best checkpoint on
+    validation, or the newest if there was no validation. Weights that cannot be read or do not fit are a `UserError`.
     """
     encoder = dataclasses.replace(encoder, weights=str(or_shipped(Path(encoder.weights), ".safetensors")))
     saved = _run_of(encoder)
