@@ -211,7 +211,7 @@ def convert(source: Path, out: Path, to: Any) -> None:
     metavar="OUT.safetensors",
     help="Write the whole pose network in half precision, for predict, evaluate and finetune.",
 )
-@click.option("--half", is_flag=True, help="Write OUT in half precision: a file of half the size.")
+@click.option("--half", is_flag=True, help="Write OUT in half precision, a file of half the size.")
 def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None, half: bool) -> None:
     """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT, for torchvision or timm.
 

@@ -57,18 +57,18 @@ def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
     if not runs:
         return []
     rows = [run.rows for run in runs]
-    text = "The rank says how well the other view of an image is found among all other views of a batch."
+    text = "The rank says how well the positive of a view is found among all other views of a batch."
     losses, batches = {LOSSES.get(run.loss) for run in runs}, {run.config.train.batch for run in runs}
     loss = losses.pop() if len(losses) == 1 else None  # None, too, if it is not known here
     level = None
     if len(batches) == 1:
         (batch,) = batches
-        text = f"Of the {2 * batch - 1} other views of a batch, one shows the same image. Its rank is at best 1."
+        text = f"Of the {2 * batch - 1} other views of a batch, one is a view's positive. Its rank is at best 1."
         if loss is not None and (chance := loss().chance(batch)) is not None:
             level = chance[0], f"chance, {chance[1]}"
     charts = [
         line_chart("loss" if loss is None else loss.title, _lines(rows, "loss"), x_label="step", level=level),
-        line_chart("Mean rank of the other view", _lines(rows, "positive_rank"), x_label="step", log=True),
+        line_chart("Mean rank of the positive", _lines(rows, "positive_rank"), x_label="step", log=True),
     ]
     probes = [run.validations for run in runs]
     if any(probes):
