@@ -289,7 +289,6 @@ class Plan:
                 raise UserError(
                     f"{data.root}: no such folder; expected the images of {key}. Put them there, or set {key}.root"
                 )
-
         for name in self.pretrain:
             for source in each_source(self.settings(Config, name, self.study.seeds[0])[0].data):
                 if source.positive == "file" and source.pairs is not None and not Path(source.pairs).exists():
