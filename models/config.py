@@ -114,6 +114,9 @@ class PoseConfig:
     """The pose head on the encoder.
 
     Attributes:
+        features: what the head reads. "pooled": the encoder's features after its average pooling (paper). With a frozen
+            encoder also "layer2": of a ResNet, what its second stage gives, averaged in 3 x 3 cells, so that features
+            keep their place; and "pixels", averaged in 24 x 24 cells, to compare encoders with.
         head: "linear", one layer (full fine-tuning), or "mlp", two (on a frozen encoder): paper, supplement.
         hidden: width of the hidden layer of "mlp".
         skeleton: "hand" (FreiHAND's 21 keypoints) or "body" (COCO's 17); it has to match the data.
@@ -126,6 +129,7 @@ class PoseConfig:
             skeleton and root; else random ones. "random": always random ones.
     """
 
+    features: Literal["pooled", "layer2", "pixels"] = "pooled"
     head: Literal["linear", "mlp"] = "linear"
     hidden: Width = 512
     skeleton: Annotated[str, one_of(SKELETONS)] = "hand"

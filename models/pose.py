@@ -13,10 +13,11 @@ a perspective that no such camera gives. The network does not know K', so it has
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
 
 from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.encoders import Encoder
@@ -150,6 +151,10 @@ class RootRefinement(nn.Module):
         return correction.squeeze(1)
 
 
+_CELLS: Final = {"layer2": 3, "pixels": 24}
+"""Cells along each axis in which `PoseConfig.features` averages maps."""
+
+
 def build_head(config: PoseConfig, feature_dim: int) -> nn.Module:
     """(N, feature_dim) -> (N, 3 K): x, y, depth of each keypoint; x and y as `PoseNetwork` reads them."""
     outputs, hidden = 3 * len(SKELETONS[config.skeleton]), config.hidden
@@ -163,6 +168,9 @@ class PoseNetwork(nn.Module):
 
     The head gives x and y in units of the view's side with the origin at the centre, so that it starts near the middle
     at any size. The authors' head gives pixels: the same function with other weights.
+
+    Raises:
+        UserError: `config.features` does not fit the encoder.
     """
 
     def __init__(self, encoder: Encoder, config: PoseConfig) -> None:
@@ -170,7 +178,7 @@ class PoseNetwork(nn.Module):
         self.config, self.skeleton = config, SKELETONS[config.skeleton]
         self.normalize = Normalize()
         self.encoder = encoder
-        self.head = build_head(config, encoder.feature_dim)
+        self.head = build_head(config, self._feature_dim())
         self.refinement = RootRefinement(len(self.skeleton)) if config.refine else None
         self._root = self.skeleton.keypoints.index(config.root)
 
@@ -186,10 +194,29 @@ class PoseNetwork(nn.Module):
             head's own results are, which rounds a keypoint by up to 1/1000 of the view's side. Keypoint 0 of
             `keypoints_px` and `relative_depth` is `config.first_keypoint`; that of `joints` is the wrist.
         """
-        return self.from_features(self.encoder(self.normalize(image)), intrinsics, side_px=image.shape[-1])
+        return self.from_features(self.features(image), intrinsics, side_px=image.shape[-1])
+
+    def features(self, image: Tensor) -> Tensor:
+        """What the head reads (`PoseConfig.features`): (N, 3, S, S) uint8 -> (N, D)."""
+        maps, name = self.normalize(image), self.config.features
+        if name == "pooled":
+            pooled: Tensor = self.encoder(maps)
+            return pooled
+        if name == "layer2":
+            maps = self.encoder.up_to_layer2()(maps)
+        return adaptive_avg_pool2d(maps, _CELLS[name]).flatten(1)
+
+    def _feature_dim(self) -> int:
+        name, channels = self.config.features, 3
+        if name == "pooled":
+            return self.encoder.feature_dim
+        if name == "layer2":
+            stage = self.encoder.up_to_layer2()[-1]
+            channels = [part for part in stage.modules() if isinstance(part, nn.Conv2d)][-1].out_channels
+        return channels * _CELLS[name] ** 2
 
     def from_features(self, features: Tensor, intrinsics: Tensor, *, side_px: int) -> PoseOutput:
-        """Poses from the encoder's output (N, feature_dim) for views of `side_px`; used with frozen encoders."""
+        """Poses from `features` (N, D) for views of `side_px`; used with frozen encoders."""
         raw = self.head(features)
         raw = raw.to(torch.promote_types(raw.dtype, torch.float32)).unflatten(1, (len(self.skeleton), 3))
         with torch.autocast(raw.device.type, enabled=False):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
 from peclr_dali.pipelines.batch import Batch
@@ -89,6 +90,11 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         start = start_pose_network(encoder, self.config.pose, self.config.geometry.side_px)
         self._keeps_head, self._depth = start.keeps_head, start.depth or self._labels.in_metres
         start.network.encoder.requires_grad_(not self.config.train.frozen)
+        if self.config.pose.features != "pooled" and not self.config.train.frozen:
+            raise UserError(
+                f"pose.features = {self.config.pose.features!r} is for frozen encoders: set train.frozen = true, or "
+                'pose.features = "pooled"'
+            )
         return start.network
 
     def size_keys(self) -> dict[str, str]:
@@ -197,11 +203,11 @@ def _forward_of(network: PoseNetwork, train: FinetuneTrainConfig) -> Callable[[T
     """The forward pass of a step. A frozen encoder needs no graph."""
     if not train.frozen:
         return compiled(network, train.compile)
-    encoder = compiled(network.encoder, train.compile)
+    features_of = compiled(network.features, train.compile)
 
     def forward(image: Tensor, intrinsics: Tensor) -> PoseOutput:
         with torch.no_grad():
-            features = encoder(network.normalize(image))
+            features = features_of(image)
         return network.from_features(features, intrinsics, side_px=image.shape[-1])
 
     return forward

@@ -98,7 +98,7 @@ def _features_and_targets(
                 depth = torch.zeros_like(depth)
             wanted = torch.cat([true.keypoints_px / config.geometry.side_px - 0.5, depth[..., None]], dim=2)
             targets.append(wanted.flatten(1).cpu()[kept])
-            features.append(network.encoder(network.normalize(view.image)).double().cpu()[kept])
+            features.append(network.features(view.image).double().cpu()[kept])
             progress(min(len(features) * _CHUNK, len(index)), len(index))
     return torch.cat(features), torch.cat(targets)
 

@@ -87,7 +87,7 @@ def commands_of(plan: Plan, overrides: Sequence[str] = (), only: Sequence[str] =
     for root, one in {data.root: data.render for data in plan.used_data().values() if data.render is not None}.items():
         films = ("--sequences", one.sequences) if one.sequences else ()
         yield line(*python, "make-data", root, "--poses", one.poses, "--seed", one.seed, "--scenes", one.scenes, *films)
-    seeds, by = plan.study.seeds, plan.at.by
+    seeds = plan.study.seeds
     starts = list(dict.fromkeys(plan.pretrain_seed(seed) for seed in seeds))
     if plan.pretrain:
         yield f"# pre-training: {len(plan.pretrain)} arms, {len(starts)} seeds"
@@ -96,10 +96,10 @@ def commands_of(plan: Plan, overrides: Sequence[str] = (), only: Sequence[str] =
         processes = min(plan.at.processes, config.train.batch // config.train.micro_batch)
         launcher = ("torchrun", f"--nproc-per-node={processes}", "cli.py") if processes > 1 else python
         yield line(*launcher, "pretrain", files=plan.at.pretrain.config, keys=keys, end=resume)
-    yield f"# {by}: each network, when the pre-training that it starts from is done"
+    yield "# each network that is measured, when the pre-training that it starts from is done"
     for seed, name in ((seed, name) for seed in seeds for name, arm in plan.arms.items() if arm.network is None):
         _, keys = plan.settings(FinetuneConfig, name, seed)
-        yield line(*python, by, files=plan.at.measured.config, keys=keys, end=resume)
+        yield line(*python, plan.by(name), files=plan.at.measured.config, keys=keys, end=resume)
     yield "# evaluation of each network; after fine-tuning with validation, of its best checkpoint"
     for seed, name in ((seed, name) for seed in seeds for name in plan.arms):
         out = ("--out", plan.folder(seed, "evaluation", name))

@@ -23,6 +23,7 @@ C = TypeVar("C", Config, FinetuneConfig)
 
 MetricName = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
 ScaleName = Literal["small", "paper"]
+By = Literal["finetune", "probe"]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -79,7 +80,7 @@ class Scale:
     data: Annotated[dict[str, Dataset], Field(min_length=1)]
     pretrain: Shared = Shared()
     measured: Shared = Shared()
-    by: Literal["finetune", "probe"] = "finetune"
+    by: By = "finetune"
     processes: Count = 1
 
 
@@ -106,6 +107,7 @@ class MeasuredArm(Arm):
 
     Attributes:
         start: the pre-training arm whose encoder is taken; None: as configured.
+        by: as in `Scale`; None: as at the scale.
         network: another arm, whose network is measured on this arm's data; nothing is trained.
         on: dataset to measure on; None: that of the training.
         published: the paper's figures.
@@ -113,6 +115,7 @@ class MeasuredArm(Arm):
 
     data: Annotated[tuple[str, ...], Field(max_length=1)] = ()
     start: str | None = None
+    by: By | None = None
     network: str | None = None
     on: str | None = None
     published: dict[MetricName, Number] = Field(default_factory=dict)
@@ -244,7 +247,12 @@ class Plan:
 
     def run_of(self, name: str, seed: int) -> Path:
         """Folder of the network of a measured arm."""
-        return self.folder(seed, self.at.by, self.arms[name].network or name)
+        trained = self.arms[name].network or name
+        return self.folder(seed, self.by(trained), trained)
+
+    def by(self, name: str) -> By:
+        """How a measured arm's encoder is measured."""
+        return self.arms[name].by or self.at.by
 
     def measured_on(self, name: str) -> str:
         """Name of the dataset on which an arm is measured."""
@@ -267,7 +275,7 @@ class Plan:
         table, arms, shared, by = (
             ("pretrain", self.pretrain, self.at.pretrain, "pretrain")
             if kind is Config
-            else ("arms", self.arms, self.at.measured, self.at.by)
+            else ("arms", self.arms, self.at.measured, self.by(name))
         )
         arm: Arm = arms[name]
         own: dict[str, str | int] = {"run.seed": seed, "run.out": str(self.folder(seed, by, name))}

@@ -44,7 +44,7 @@ def measured_errors(plan: Plan, seed: int, name: str) -> Arrays:
     """The errors of an arm as `measure_errors` gives them; read from a file if that was made from this network, on
     these images. A damaged file is a `UserError`.
     """
-    return _kept(plan, seed, f"errors_{plan.at.by}", name, measure_errors)
+    return _kept(plan, seed, f"errors_{plan.by(plan.arms[name].network or name)}", name, measure_errors)
 
 
 def measured_maps(plan: Plan, maps: Maps, seed: int, name: str) -> Arrays:

@@ -95,11 +95,11 @@ def _render(root: Path, render: Render) -> None:
 
 def _measure(plan: Plan, seed: int, name: str) -> Row:
     """Train or read out one arm, if it has a network of its own, and measure it. Returns its row, with the metrics."""
-    row: Row = {"kind": "arm", "seed": seed, "arm": name, "by": plan.at.by, "on": plan.measured_on(name)}
+    row: Row = {"kind": "arm", "seed": seed, "arm": name, "by": plan.by(name), "on": plan.measured_on(name)}
     if plan.arms[name].network is None:
         config, row["set"] = plan.settings(FinetuneConfig, name, seed)
         _require_same_start(plan, seed, name)
-        (finetune if plan.at.by == "finetune" else fit_read_out)(config, "auto")
+        (finetune if plan.by(name) == "finetune" else fit_read_out)(config, "auto")
     errors = measured_errors(plan, seed, name)
     return row | {metric: metric_of(table) for metric, table in errors.items() if metric in METRICS}
 

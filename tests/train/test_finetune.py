@@ -255,12 +255,14 @@ def test_two_processes_train_the_same_run(hands: Path, tmp_path: Path) -> None:
         assert ours == pytest.approx(theirs, rel=1e-9)
 
 
-def test_a_frozen_encoder_keeps_every_bit(hands: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("features", ["pooled", "layer2"])
+def test_a_frozen_encoder_keeps_every_bit(features: str, hands: Path, tmp_path: Path) -> None:
     torch.manual_seed(3)
     start = build_encoder(EncoderConfig("resnet18", "random")).library_state_dict()
     torch.save(start, tmp_path / "start.pth")
     out = tmp_path / "frozen"
-    finetune(config_of(hands, out, f"encoder.weights={tmp_path}/start.pth", "train.frozen=true", "pose.head=mlp"))
+    keys = f"encoder.weights={tmp_path}/start.pth", "train.frozen=true", "pose.head=mlp", f"pose.features={features}"
+    finetune(config_of(hands, out, *keys))
     weights = weights_of(out)
     assert_same_bits(
         start, {name.removeprefix("encoder.resnet."): w for name, w in weights.items() if name.startswith("encoder.")}
@@ -268,6 +270,11 @@ def test_a_frozen_encoder_keeps_every_bit(hands: Path, tmp_path: Path) -> None:
     saved = torch.load(Checkpoints(out / "checkpoints", keep=3).paths()[0], weights_only=True)["network"]
     assert not torch.equal(saved["head.0.weight"], weights["head.0.weight"])
     assert weights["refinement.zroot_ref.1.num_batches_tracked"] == tiny_hands.STEPS
+
+
+def test_features_in_cells_are_of_frozen_encoders(hands: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"pose\.features = 'layer2' is for frozen encoders: set train\.frozen = true"):
+        finetune(config_of(hands, tmp_path / "out", "pose.features=layer2"))
 
 
 def test_a_frozen_random_encoder_is_warned_of(hands: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

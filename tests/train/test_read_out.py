@@ -26,9 +26,10 @@ from tests.train.tiny_hands import config_of
 pytestmark = pytest.mark.usefixtures("narrow")
 
 
-def test_its_poses_are_those_of_scikit_learn(hands: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["pooled", "layer2"])
+def test_its_poses_are_those_of_scikit_learn(name: str, hands: Path, tmp_path: Path) -> None:
     """Features are computed anew, targets from the labels and boxes without the read-out."""
-    folder = fit_read_out(config_of(hands, tmp_path / "run"))
+    folder = fit_read_out(config_of(hands, tmp_path / "run", f"pose.features={name}"))
     run = load_pose_run(folder.root)
     assert run.network.refinement is None
     features, views, boxes = {}, {}, {}
@@ -36,8 +37,9 @@ def test_its_poses_are_those_of_scikit_learn(hands: Path, tmp_path: Path) -> Non
         config = evaluation_config(run, (), [f"data.split={split}"])
         index = load_index(config.data)
         with canonical_loader(index, np.arange(len(index)), 1, config, World()) as loader, torch.inference_mode():
-            images = [run.network.normalize(batch.views[0].image) for batch in loader]
-            features[split] = torch.cat([run.network.encoder(image) for image in images]).double().numpy()
+            features[split] = (
+                torch.cat([run.network.features(batch.views[0].image) for batch in loader]).double().numpy()
+            )
         box = index.box_px.astype(np.float64)[:, None]
         assert index.keypoints_px is not None
         xyz = index.targets["xyz_m"].astype(np.float64)

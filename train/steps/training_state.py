@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
@@ -40,7 +40,7 @@ class Result(Protocol):
 
 N = TypeVar("N", bound=nn.Module)
 R = TypeVar("R", bound=Result)
-M = TypeVar("M", bound=nn.Module)
+M = TypeVar("M", bound=Callable[..., Any])
 
 
 class TrainingState(ABC, Generic[N, R]):
@@ -154,9 +154,12 @@ class TrainingState(ABC, Generic[N, R]):
             raise ValueError(f"step {self.steps_done}, but {self.scheduler.last_epoch} steps of the learning rate")
 
 
-def compiled(network: M, how: bool | str) -> M:
-    """The network as `train.compile` wants it. CUDA graphs overwrite earlier results, gradients among them."""
-    return cast(M, torch.compile(network, mode=None if how is True else how)) if how else network
+def compiled(forward: M, how: bool | str) -> M:
+    """A network, or a method of it, as `train.compile` wants it.
+
+    CUDA graphs overwrite earlier results, gradients among them.
+    """
+    return cast(M, torch.compile(forward, mode=None if how is True else how)) if how else forward
 
 
 def resolve_precision(config: Config | FinetuneConfig, device: torch.device) -> str:

@@ -112,8 +112,8 @@ def _pose_to_published(state: State, path: Path, out: Path) -> str:
     pose, side_px = config["pose"], int(config["geometry"]["side_px"])
     if naming(state) != "ours":
         raise UserError(f"{path}: its encoder is {config['encoder']['name']}; the authors' pose network has a ResNet")
-    for key, value in {"head": "linear", "refine": True, "root": "wrist"}.items():
-        if pose[key] != value:
+    for key, value in {"features": "pooled", "head": "linear", "refine": True, "root": "wrist"}.items():
+        if pose.get(key, value) != value:
             raise UserError(
                 f"{path}: pose.{key} = {pose[key]!r}; the authors' pose network has {value!r} only, so this one "
                 "cannot be written in their format"
