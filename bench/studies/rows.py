@@ -28,6 +28,8 @@ where it is unsure; so these metrics would measure the shrinking."""
 CONSTANT_ROTATION: Final = "constant_rotation_error_px"
 """Key of a map's row, see `peclr_dali.experiments.measure.measure_maps`. Rows from before it have none."""
 _CONSTANTS: Final = {
+    "epe_cm": ("mean_joints_epe_cm",),
+    "auc": ("mean_joints_auc",),
     "pa_epe_cm": ("mean_pose_pa_epe_cm", "rigid_hand_pa_epe_cm"),
     "epe_px": ("mean_keypoints_epe_px",),
 }
@@ -76,16 +78,20 @@ def study_rows(results: Path, study: str, scale: str) -> StudyRows:
     """
     content = read_toml(FILES / f"{study}.toml")
     arms = content["arms"].keys()
-    left_out = _OF_THE_DISTANCE if content["scales"].get(scale, {}).get("by") == "probe" else ()
+    by = content["scales"].get(scale, {}).get("by")
+    read_out = {name for name, arm in content["arms"].items() if arm.get("by", by) == "probe"}
     found = StudyRows({}, {}, {}, {}, {})
     for row in rows_of(results / "experiments.jsonl"):
         if (row["study"], row["scale"]) != (study, scale):
             continue
         match row["kind"]:
             case "arm" if row["arm"] in arms:
+                left_out = _OF_THE_DISTANCE if row["arm"] in read_out else ()
                 kept = {key: value for key, value in row.items() if key not in left_out}
                 found.arms.setdefault(row["arm"], {})[row["seed"]] = kept
-            case "comparison" if {row["better"], row["than"]} <= arms and row["metric"] not in left_out:
+            case "comparison" if {row["better"], row["than"]} <= arms:
+                if row["metric"] in _OF_THE_DISTANCE and {row["better"], row["than"]} & read_out:
+                    continue
                 found.claims[row["better"], row["than"], row["metric"]] = row
             case "constant":
                 found = found._replace(constant=row)
@@ -146,22 +152,24 @@ def gains(study: Row, found: StudyRows) -> list[Gain]:
         if not higher:
             low, mean, high = -high, -mean, -low
         constants = [found.constant[key] for key in _CONSTANTS.get(metric, ()) if key in found.constant]
-        beats = max(better, than) < min(constants) if constants else None
+        beats = (
+            (min(better, than) > max(constants) if higher else max(better, than) < min(constants))
+            if constants
+            else None
+        )
         title = claim.get("title", f"{row['better']} over {row['than']}")
         made.append(Gain(row, title, mean, low, high, claim.get("percent"), claim.get("claimed", True), beats))
     return made
 
 
 def claims_of_paper(results: Path, scale: str) -> list[tuple[str, Gain]]:
-    """Source and gain of every claim of the paper that was measured at a scale; once, if studies share the networks."""
-    found: dict[tuple[str, ...], tuple[str, Gain]] = {}
+    """Source and gain of every claim of the paper that was measured at a scale."""
+    found = []
     for name in study_names():
         study = read_toml(FILES / f"{name}.toml")
-        for gain in gains(study, study_rows(results, name, scale)):
-            if gain.claimed:
-                of = (study.get("out", name), gain.row["better"], gain.row["than"], gain.row["metric"])
-                found.setdefault(of, (study["source"], gain))
-    return list(found.values())
+        gained = gains(study, study_rows(results, name, scale))
+        found += [(study["source"], gain) for gain in gained if gain.claimed]
+    return found
 
 
 def improvement(found: StudyRows, better: str, than: str, table: str) -> npt.NDArray[np.float64]:

@@ -213,8 +213,8 @@ def shifted(index: Index, shift_px: tuple[float, float]) -> Index:
 def measure_constants(overrides: Sequence[str]) -> dict[str, float]:
     """Errors of constant predictions on the images that `overrides` choose, see train/evaluation/constants.py.
 
-    The poses are made from the dataset's training split, the mean keypoints from the measured images. Without hands
-    that are wholly known in 3D, there are none.
+    The joints and poses are made from the dataset's training split, the mean keypoints from the measured images.
+    Without hands that are wholly known in 3D, there are none.
     """
     held_out = load_config(FinetuneConfig, (), overrides).data
     assert isinstance(held_out, FinetuneDataConfig)
@@ -227,6 +227,10 @@ def measure_constants(overrides: Sequence[str]) -> dict[str, float]:
     if not (known.in_metres and measured.in_metres):
         return {}
     errors = constant_pose_errors(known.joints.astype(np.float64), measured.joints.astype(np.float64))
-    names = {"mean_pose_pa_epe_cm": "mean_pose", "rigid_hand_pa_epe_cm": "rigid_pose"}
-    mean = evaluation_constants(indices[1], measured)["mean_keypoints"]
-    return {key: errors[name]["pa_epe_cm"] for key, name in names.items()} | {"mean_keypoints_epe_px": mean["epe_px"]}
+    return {
+        "mean_joints_epe_cm": errors["mean_joints"]["epe_cm"],
+        "mean_joints_auc": errors["mean_joints"]["auc"],
+        "mean_pose_pa_epe_cm": errors["mean_pose"]["pa_epe_cm"],
+        "rigid_hand_pa_epe_cm": errors["rigid_pose"]["pa_epe_cm"],
+        "mean_keypoints_epe_px": evaluation_constants(indices[1], measured)["mean_keypoints"]["epe_px"],
+    }

@@ -52,13 +52,13 @@ def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
         arm("simclr", 0, epe_px=99.0), arm("simclr", 0, epe_px=30.0), arm("simclr", 1, epe_px=34.0),  # the last counts
         arm("peclr", 0, epe_px=29.0), arm("peclr", 1, epe_px=31.0),
         compared("peclr", "simclr", "epe_px", [-1, -3], -4.0, 0.5),
-        compared("peclr", "simclr", "epe_cm", [1, 2], -4.0, -2.5),
+        compared("peclr_cells", "simclr_cells", "epe_cm", [1, 2], -4.0, -2.5),
         {**compared("peclr", "simclr", "epe_cm", [1, 2], 0.5, 2.5), "scale": "paper"},
         *({**arm("peclr", seed, epe_px=7.0, epe_cm=51.5), "scale": "paper"} for seed in (0, 1)),
         {**arm("rotation_peclr", 0, epe_px=8.0), "study": "geometric"},
         {**arm("renamed", 0, epe_px=8.0), "study": "single_augmentations"},
     ]  # fmt: skip
-    rows += [arm("simclr", seed, epe_px=[30, 34][seed], epe_cm=99.0) for seed in (0, 1)]
+    rows += [arm(f"{name}_cells", seed, epe_px=25, epe_cm=99.0) for name in ("peclr", "simclr") for seed in (0, 1)]
     rows += [{**arm("simclr", seed, epe_cm=50.0), "scale": "paper"} for seed in (0, 1)]
     constants = {"mean_pose_pa_epe_cm": 4, "rigid_hand_pa_epe_cm": 2, "mean_keypoints_epe_px": 36}
     write_rows(tmp_path, *rows, {"study": "compositions", "kind": "constant", **constants})
@@ -144,7 +144,7 @@ def test_the_claims_are_drawn_with_the_published_figures(tmp_path: Path) -> None
     assert claims_of_paper(tmp_path, "small") == []
 
 
-def test_a_claim_that_two_studies_measured_counts_once(tmp_path: Path) -> None:
+def test_what_a_study_only_compares_does_not_count(tmp_path: Path) -> None:
     rows = [
         *(
             arm(name, seed, epe_px=px)
@@ -165,15 +165,25 @@ def test_a_claim_that_two_studies_measured_counts_once(tmp_path: Path) -> None:
     assert [mark.get_text() for mark in axes.get_yticklabels()] == ["Figure 6b: PeCLR over SimCLR, shifts, 2D EPE"]
 
 
-@pytest.mark.parametrize(("constant_px", "cell"), [(11.0, "yes"), (9.5, "**no**"), (None, "-")])
+@pytest.mark.parametrize(("constant", "cell"), [(11.0, "yes"), (9.5, "**no**"), (None, "-")])
+@pytest.mark.parametrize(("metric", "name"), [("epe_px", "mean_keypoints_epe_px"), ("epe_cm", "mean_joints_epe_cm")])
 def test_a_claim_counts_if_both_networks_are_better_than_a_constant(
-    constant_px: float | None, cell: str, tmp_path: Path
+    metric: str, name: str, constant: float | None, cell: str, tmp_path: Path
 ) -> None:
-    rows = [arm(name, seed, epe_px=px) for name, px in (("peclr", 9.0), ("simclr", 10.0)) for seed in (0, 1)]
-    constants = [] if constant_px is None else [{"kind": "constant", "mean_keypoints_epe_px": constant_px}]
-    write_rows(tmp_path, *rows, *constants, compared("peclr", "simclr", "epe_px", [-1, -1], -1.5, -0.5))
-    assert f"| +10.0 % | 12.8 % | {cell} | yes | yes |" in section(tmp_path, "study compositions")
+    rows = [arm(who, seed, **{metric: error}) for who, error in (("peclr", 9.0), ("simclr", 10.0)) for seed in (0, 1)]
+    constants = [] if constant is None else [{"kind": "constant", name: constant}]
+    write_rows(tmp_path, *rows, *constants, compared("peclr", "simclr", metric, [-1, -1], -1.5, -0.5))
+    published = {"epe_px": "12.8 %", "epe_cm": "3.4 %"}[metric]
+    assert f"| +10.0 % | {published} | {cell} | yes | yes |" in section(tmp_path, "study compositions")
     assert f"{int(cell == 'yes')} of the 1 measured claims count" in section(tmp_path, "studies")
+
+
+@pytest.mark.parametrize(("constant", "cell"), [(0.3, "yes"), (0.45, "**no**")])
+def test_a_constant_of_auc_is_better_if_it_is_larger(constant: float, cell: str, tmp_path: Path) -> None:
+    rows = [arm(name, seed, auc=auc) for name, auc in (("peclr", 0.5), ("simclr", 0.4)) for seed in (0, 1)]
+    constants = {"kind": "constant", "mean_joints_epe_cm": 9.0, "mean_joints_auc": constant}
+    write_rows(tmp_path, *rows, constants, compared("peclr", "simclr", "auc", [0.1, 0.1], 0.05, 0.15))
+    assert f"| +20.0 % | - | {cell} | yes | yes |" in section(tmp_path, "study compositions")
 
 
 def test_errors_are_drawn_over_the_share_of_the_labels(tmp_path: Path) -> None:

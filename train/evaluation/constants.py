@@ -29,7 +29,7 @@ _ALIGNMENTS: Final = 5
 
 
 def evaluation_constants(index: Index, labels: PoseLabels) -> dict[str, dict[str, float]]:
-    """The metrics of each of `CONSTANTS` that the labels allow, by name: in 2D, and in 3D after alignment."""
+    """The metrics of each of `CONSTANTS` that the labels allow, by name."""
     found = {}
     known_px = np.isfinite(labels.keypoints_px).all(axis=2)
     placed_px = mean_keypoints_px(labels, index.box_px)
@@ -59,8 +59,9 @@ def mean_keypoints_px(labels: PoseLabels, box_px: npt.NDArray[np.float32]) -> Fl
 
 
 def constant_pose_errors(known_m: Floats, measured_m: Floats) -> dict[str, dict[str, float]]:
-    """PA-EPE and PA-AUC of two constant poses.
+    """Errors of three constant poses: EPE and AUC of the first, PA-EPE and PA-AUC of the others.
 
+    "mean_joints" is the mean of the joints in the camera's frame.
     "mean_pose" is the mean of the joints relative to the first one: the prediction of a network that learnt nothing.
     "rigid_pose" is the mean of the poses after alignment to each other; the metric aligns it to each pose.
 
@@ -79,14 +80,20 @@ def constant_pose_errors(known_m: Floats, measured_m: Floats) -> dict[str, dict[
                 f"all {len(poses_m)} labels are a single point or not finite: expected poses. Use another dataset"
             )
     known_m, measured_m = kept
-    known_m = known_m - known_m[:, :1]
+    mean_m, known_m = known_m.mean(axis=0), known_m - known_m[:, :1]
     rigid_m = known_m[0]
     for _ in range(_ALIGNMENTS):
         rigid_m = align(known_m, np.broadcast_to(rigid_m, known_m.shape)).mean(axis=0)
+    aligned = ("pa_epe_cm", "pa_auc")
+    poses = {
+        "mean_joints": (mean_m, ("epe_cm", "auc")),
+        "mean_pose": (known_m.mean(axis=0), aligned),
+        "rigid_pose": (rigid_m, aligned),
+    }
     errors = {}
-    for name, pose_m in (("mean_pose", known_m.mean(axis=0)), ("rigid_pose", rigid_m)):
+    for name, (pose_m, metrics) in poses.items():
         tables = score_tables(pose_errors(np.broadcast_to(pose_m, measured_m.shape), measured_m))
-        errors[name] = {metric: metric_of(tables[metric]) for metric in ("pa_epe_cm", "pa_auc")}
+        errors[name] = {metric: metric_of(tables[metric]) for metric in metrics}
     return errors
 
 

@@ -66,6 +66,7 @@ METRICS: Final = {
 
 CONSTANTS: Final = {
     "mean_keypoints": "the mean keypoints in the box",
+    "mean_joints": "the mean joints",
     "mean_pose": "the mean pose",
     "rigid_pose": "one rigid pose",
 }

@@ -26,6 +26,17 @@ def test_constants_of_a_hand_that_only_turns() -> None:
     assert errors["mean_pose"]["pa_epe_cm"] > 1
 
 
+def test_the_mean_joints_are_where_the_hands_are_on_the_average() -> None:
+    """A hand that is moved by 3 cm to one side and to the other is 3 cm from its mean everywhere."""
+    hand = tiny_hands.random_hands_m(np.random.default_rng(0), 1)
+    aside_m = np.array([0.03, 0, 0])
+    hands = np.concatenate([hand + aside_m, hand - aside_m])
+    errors = constant_pose_errors(hands, hands)
+    assert errors["mean_joints"]["epe_cm"] == pytest.approx(3)
+    assert errors["mean_joints"]["auc"] == pytest.approx(0.4, abs=0.01)  # right above 3 of 5 cm
+    assert errors["rigid_pose"]["pa_epe_cm"] < 1e-6
+
+
 def test_labels_of_one_point_do_not_count() -> None:
     hands = tiny_hands.random_hands_m(np.random.default_rng(0), 20)
     spoilt = np.concatenate([np.full((1, 21, 3), 0.5), hands[:10]]), np.concatenate([hands[10:], np.ones((1, 21, 3))])

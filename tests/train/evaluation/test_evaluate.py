@@ -173,7 +173,8 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
     assert set(content["metrics"]) == {"epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"}
     assert all(entry["low"] <= entry["value"] <= entry["high"] for entry in content["metrics"].values())
     assert {name: set(errors) for name, errors in content["constants"].items()} == {
-        "mean_keypoints": {"epe_px"}, "mean_pose": {"pa_epe_cm", "pa_auc"}, "rigid_pose": {"pa_epe_cm", "pa_auc"},
+        "mean_keypoints": {"epe_px"}, "mean_joints": {"epe_cm", "auc"},
+        "mean_pose": {"pa_epe_cm", "pa_auc"}, "rigid_pose": {"pa_epe_cm", "pa_auc"},
     }  # fmt: skip
     columns = [str(column.header) for column in done.tables[0].columns]
     assert columns == ["metric", "value", "95 % interval", "constant predictions"]
