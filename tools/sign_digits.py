@@ -9,7 +9,9 @@ the digits 0 to 9. `fetch` makes FOLDER/images, a link to Dataset/ of a checkout
 `split` holds a fifth of the people out and writes into FOLDER/fold_K:
 
 - labels.csv: file,label,person,part, where part is "train" or "test";
-- boxes.csv: the rows of FOLDER/boxes.csv of the people of "train", for pre-training.
+- boxes.csv: the rows of FOLDER/boxes.csv of the people of "train", for pre-training;
+- held_out.csv: those of the people of "test";
+- labelled_20.csv, _50, _200 and _1000: so many hands of "train", the first ones of one random order.
 
 The dataset does not say who is who. By number, a person's pictures follow each other with ascending digits, nearly. A
 person is taken to begin at each 0 that follows an 8 or 9. Where a picture of 0 or the last ones are missing, two people
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import random
 import re
 import subprocess
 import sys
@@ -32,6 +35,7 @@ from typing import NoReturn
 ADDRESS = "https://github.com/ardamavi/Sign-Language-Digits-Dataset"
 PICTURES = 2062
 FOLDS = 5
+LABELLED = (20, 50, 200, 1000)
 COLUMNS = ("file", "label", "person", "part")
 
 
@@ -122,7 +126,13 @@ def split(folder: Path, fold: int) -> None:
     out = folder / f"fold_{fold}"
     out.mkdir(exist_ok=True)
     write(out / "labels.csv", [COLUMNS, *zip(pictures, digits, people, parts.values(), strict=True)])
-    write(out / "boxes.csv", [head, *(row for row in rows if parts[row[0]] == "train")])
+    of_part = {part: [row for row in rows if parts[row[0]] == part] for part in ("train", "test")}
+    write(out / "boxes.csv", [head, *of_part["train"]])
+    write(out / "held_out.csv", [head, *of_part["test"]])
+    hands = [row for row in of_part["train"] if row[1]]  # an image without a hand has a row without a box
+    random.Random(fold).shuffle(hands)
+    for count in LABELLED:
+        write(out / f"labelled_{count}.csv", [head, *hands[:count]])
     held_out = {person for person in people if person % FOLDS == fold}
     print(f"{out}: {len(set(people))} people, {len(held_out)} of them held out")
 

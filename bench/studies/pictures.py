@@ -17,6 +17,7 @@ from peclr_dali.bench.studies.rows import (
     SCALES,
     Gain,
     StudyRows,
+    amount_in_words,
     claims_of_paper,
     improvement,
     label_curves,
@@ -103,20 +104,20 @@ def draw_maps(maps: Row, found: StudyRows) -> Figure:
 def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], found: StudyRows) -> Figure:
     """Means with the range over seeds as a band, beside a constant's error.
 
-    Left: the 2D EPE over the share of the labels. Right: the probe over the steps of pre-training, if it was recorded.
+    Left: the 2D EPE over the amount of labels. Right: the probe over the steps of pre-training, if it was recorded.
     """
     figure = Figure(figsize=(9.5 if found.pretrain else 6, 4), layout="constrained")
     left, *others = figure.subplots(1, 2 if found.pretrain else 1, squeeze=False)[0]
     colours = {start: f"C{number}" for number, start in enumerate(dict.fromkeys([*curves, *found.pretrain]))}
-    for start, of_share in curves.items():
-        shares = sorted(of_share)
-        _draw_band(left, start, colours[start], shares, [of_share[share] for share in shares])
+    for start, curve in curves.items():
+        amounts = sorted(curve)
+        _draw_band(left, start, colours[start], amounts, [curve[amount] for amount in amounts])
     _draw_constant(left, found.constant.get("mean_keypoints_epe_px"))
     left.set_xscale("log")
-    left.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+    left.xaxis.set_major_formatter(FuncFormatter(lambda amount, _: amount_in_words(amount)))
     left.xaxis.set_minor_formatter(NullFormatter())
-    left.set_xticks(sorted({share for curve in curves.values() for share in curve}))
-    left.set_xlabel("share of the labels, fine-tuned")
+    left.set_xticks(sorted({amount for curve in curves.values() for amount in curve}))
+    left.set_xlabel("labelled images, fine-tuned")
     left.set_ylabel(METRICS["epe_px"].title_and_unit)
     for right in others:
         for arm, by_seed in found.pretrain.items():

@@ -103,7 +103,7 @@ def commands_of(plan: Plan, overrides: Sequence[str] = (), only: Sequence[str] =
     yield "# evaluation of each network; after fine-tuning with validation, of its best checkpoint"
     for seed, name in ((seed, name) for seed in seeds for name in plan.arms):
         out = ("--out", plan.folder(seed, "evaluation", name))
-        yield line(*python, "evaluate", plan.run_of(name, seed), keys=plan.held_out(name), end=out)
+        yield line(*python, "evaluate", plan.run_of(name, seed), keys=plan.held_out(name, seed), end=out)
     yield "# when all runs are done: measure what the study compares, and record it"
     chosen = [*(word for name in only for word in ("--arm", name)), "--record", "bench/results/experiments.jsonl"]
     yield line(*python, "experiment", plan.file, "--scale", plan.scale, keys=overrides, end=chosen)

@@ -40,6 +40,8 @@ class Render:
 class Dataset:
     """Images that arms name.
 
+    "{seed}" in a key stands for the seed, also in the keys of arms: to hold out other people with each seed.
+
     Attributes:
         root: their folder.
         set: further keys of `data`, as for `--set`.
@@ -106,7 +108,7 @@ class MeasuredArm(Arm):
     """One network that is measured. The other attributes as in `Arm`.
 
     Attributes:
-        start: the pre-training arm whose encoder is taken; None: as configured.
+        start: the pre-training arm whose encoder is taken, or a measured arm that comes earlier; None: as configured.
         by: as in `Scale`; None: as at the scale.
         network: another arm, whose network is measured on this arm's data; nothing is trained.
         on: dataset to measure on; None: that of the training.
@@ -198,7 +200,7 @@ class Plan:
         file: the study's file; its name without the ending names the study.
         study: what it holds.
         scale: the scale.
-        only: the measured arms to run, besides those whose networks they measure; none: all of the study.
+        only: the measured arms to run, besides those whose networks they measure or start from; none: all of the study.
 
     Attributes:
         name: name of the study.
@@ -225,7 +227,8 @@ class Plan:
         for name in only:
             _require(f"{file}: at scale {scale}: --arm", name, self._all_arms, "arms")
         self.first_arm = next(iter(self._all_arms))
-        wanted = {*only, *(self._all_arms[name].network for name in only)} or self._all_arms.keys()
+        others = [other for name in only for other in (self._all_arms[name].network, self._all_arms[name].start)]
+        wanted = {*only, *others} or self._all_arms.keys()
         self.arms = {name: arm for name, arm in self._all_arms.items() if name in wanted}
         starts = {arm.start for arm in self.arms.values()}
         self.pretrain = {name: arm for name, arm in arms_at(scale, study.pretrain).items() if name in starts}
@@ -242,7 +245,9 @@ class Plan:
         return seed if self.study.pretrain_seeds is None else seed % self.study.pretrain_seeds
 
     def pretrained(self, name: str, seed: int) -> Path:
-        """Folder of the pre-training by the arm `name` from which the networks of a seed start."""
+        """Folder of the run of the arm `name` from which the networks of a seed start."""
+        if name not in self.pretrain:
+            return self.run_of(name, seed)
         return self.folder(self.pretrain_seed(seed), "pretrain", name)
 
     def run_of(self, name: str, seed: int) -> Path:
@@ -259,10 +264,10 @@ class Plan:
         arm = self._all_arms[name]
         return arm.on or self._datasets(self._all_arms[arm.network or name])[0]
 
-    def held_out(self, name: str) -> list[str]:
+    def held_out(self, name: str, seed: int) -> list[str]:
         """Overrides that choose the images on which an arm is measured."""
         dataset = self.at.data[self.measured_on(name)]
-        return [f"data.root={as_toml(dataset.root)}", *dataset.set, *dataset.held_out]
+        return of_seed([f"data.root={as_toml(dataset.root)}", *dataset.set, *dataset.held_out], seed)
 
     def used_data(self) -> dict[str, Dataset]:
         """The datasets that are trained or measured on, by name."""
@@ -282,7 +287,8 @@ class Plan:
         if isinstance(arm, MeasuredArm) and arm.start is not None:
             own["encoder.weights"] = str(self.pretrained(arm.start, seed))
         try:
-            keys = self._data_keys(arm, shared) + [f"{key}={as_toml(value)}" for key, value in own.items()]
+            keys = of_seed(self._data_keys(arm, shared, seed), seed)
+            keys += [f"{key}={as_toml(value)}" for key, value in own.items()]
             return load_config(kind, shared.config, keys), keys
         except UserError as error:
             here = f". A study's paths count from the current folder, {Path.cwd()}: run it in the checkout"
@@ -313,7 +319,7 @@ class Plan:
     def _datasets(self, arm: Arm) -> tuple[str, ...]:
         return arm.data or (next(iter(self.at.data)),)
 
-    def _data_keys(self, arm: Arm, shared: Shared) -> list[str]:
+    def _data_keys(self, arm: Arm, shared: Shared, seed: int) -> list[str]:
         """The keys that an arm sets, with its datasets. Several datasets are each as they would be alone."""
         keys = [*shared.set, *arm.set, *arm.set_at.get(self.scale, ())]
         for key in keys:
@@ -324,7 +330,7 @@ class Plan:
         if len(for_each) == 1:
             return for_each[0]
         defaults = to_dict(DataConfig())
-        tables = [to_dict(load_config(Config, shared.config, of_one).data) for of_one in for_each]
+        tables = [to_dict(load_config(Config, shared.config, of_seed(of_one, seed)).data) for of_one in for_each]
         return [
             f"data=[{', '.join('{}' for _ in tables)}]",
             *(
@@ -370,7 +376,14 @@ def _check(plan: Plan) -> None:
         for dataset in one.data:
             _require(f"{here} {name}.data =", dataset, plan.at.data, "data")
     for name, arm in plan.arms.items():
-        _require(f"{here} arms.{name}.start =", arm.start, pretraining, "pretrain")
+        if arm.start not in pretraining:
+            earlier = list(plan.arms)[: list(plan.arms).index(name)]
+            _require(
+                f"{here} arms.{name}.start =",
+                arm.start,
+                dict.fromkeys((*pretraining, *earlier)),
+                "pretrain, or an earlier arm",
+            )
         _require(f"{here} arms.{name}.network =", arm.network, plan.arms, "arms")
         _require(f"{here} arms.{name}.on =", arm.on, plan.at.data, "data")
         if arm.network is not None:
@@ -392,12 +405,17 @@ def _check(plan: Plan) -> None:
     for name, arm in plan.arms.items():
         if arm.network is None:
             plan.settings(FinetuneConfig, name, plan.study.seeds[0])
-        load_config(FinetuneConfig, (), plan.held_out(name))
+        load_config(FinetuneConfig, (), plan.held_out(name, plan.study.seeds[0]))
 
 
 def _require(where: str, name: str | None, known: Mapping[str, object], table: str) -> None:
     if name is not None and name not in known:
         raise UserError(f"{where} {name!r}: expected a name in {table}: {', '.join(known)}")
+
+
+def of_seed(keys: Sequence[str], seed: int) -> list[str]:
+    """Keys with the seed in place of "{seed}"."""
+    return [key.replace("{seed}", str(seed)) for key in keys]
 
 
 A = TypeVar("A", bound=Arm)

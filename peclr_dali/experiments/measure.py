@@ -62,7 +62,7 @@ def _kept(
     others: Sequence[int] = (),
 ) -> Arrays:
     """The arrays of a file; measured again if they were made from another network, other images or `others`."""
-    network, images = network_file(plan, seed, name), plan.held_out(name)
+    network, images = network_file(plan, seed, name), plan.held_out(name, seed)
     made_from = json.dumps([checksum(network), *others, *images])
     file = plan.folder(seed, kind, name).with_suffix(".npz")
     if file.exists():
@@ -109,7 +109,7 @@ def require_held_out(plan: Plan) -> None:
     seed, listed = plan.study.seeds[0], []
     for name, arm in plan.arms.items():
         trained, _ = plan.settings(FinetuneConfig, arm.network or name, seed)
-        data = held_out_config(trained, (), plan.held_out(name)).data
+        data = held_out_config(trained, (), plan.held_out(name, seed)).data
         if data not in listed:
             load_index(data)
             listed.append(data)
@@ -214,7 +214,7 @@ def measure_constants(overrides: Sequence[str]) -> dict[str, float]:
     """Errors of constant predictions on the images that `overrides` choose, see train/evaluation/constants.py.
 
     The joints and poses are made from the dataset's training split, the mean keypoints from the measured images.
-    Without hands that are wholly known in 3D, there are none.
+    Without labels in 3D there are only the mean keypoints; without a training split, none.
     """
     held_out = load_config(FinetuneConfig, (), overrides).data
     assert isinstance(held_out, FinetuneDataConfig)
@@ -224,13 +224,14 @@ def measure_constants(overrides: Sequence[str]) -> dict[str, float]:
     except UserError:  # the dataset is for evaluation only
         return {}
     known, measured = (labels_to_learn(index, PoseConfig()) for index in indices)
+    mean_keypoints = {"mean_keypoints_epe_px": evaluation_constants(indices[1], measured)["mean_keypoints"]["epe_px"]}
     if not (known.in_metres and measured.in_metres):
-        return {}
+        return mean_keypoints
     errors = constant_pose_errors(known.joints.astype(np.float64), measured.joints.astype(np.float64))
     return {
         "mean_joints_epe_cm": errors["mean_joints"]["epe_cm"],
         "mean_joints_auc": errors["mean_joints"]["auc"],
         "mean_pose_pa_epe_cm": errors["mean_pose"]["pa_epe_cm"],
         "rigid_hand_pa_epe_cm": errors["rigid_pose"]["pa_epe_cm"],
-        "mean_keypoints_epe_px": evaluation_constants(indices[1], measured)["mean_keypoints"]["epe_px"],
+        **mean_keypoints,
     }

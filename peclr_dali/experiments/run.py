@@ -13,6 +13,8 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
+
 from peclr_dali.bench.rows import append, describe_machine, read_rows
 from peclr_dali.errors import UserError
 from peclr_dali.experiments.compare import Row, compare
@@ -68,7 +70,7 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
             for name in (maps.better, maps.than):
                 errors = {key: array.tolist() for key, array in measured_maps(plan, maps, seed, name).items()}
                 _append(record, plan, {"kind": "map", "seed": seed, "arm": name, **errors})
-    if record is not None and (constants := measure_constants(plan.held_out(plan.first_arm))):
+    if record is not None and (constants := _constants(plan)):
         _append(record, plan, {"kind": "constant", "on": plan.measured_on(plan.first_arm), **constants})
     outcomes = []
     for claim in plan.compare:
@@ -130,6 +132,13 @@ def _require_same_start(plan: Plan, seed: int, name: str) -> None:
             raise UserError(f"{folder} was trained from another encoder than {pretrained} holds now: remove {folder}")
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, encoder)
+
+
+def _constants(plan: Plan) -> dict[str, float]:
+    """The mean of `measure_constants` over the images that are held out with each seed."""
+    chosen = {tuple(plan.held_out(plan.first_arm, seed)) for seed in plan.study.seeds}
+    found = [measure_constants(overrides) for overrides in sorted(chosen)]
+    return {key: float(np.mean([errors[key] for errors in found])) for key in found[0]}
 
 
 _SUBJECT = ("study", "scale", "kind", "seed", "arm", "better", "than", "metric")

@@ -37,6 +37,7 @@ from peclr_dali.experiments.config import (
 )
 from peclr_dali.experiments.measure import Arrays
 from peclr_dali.experiments.run import run_study
+from peclr_dali.pipelines.config import each_source
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.interrupt import Interrupted
@@ -177,6 +178,22 @@ def test_a_row_that_changed_and_changed_back_is_written_again(training: Training
         with patch.object(run, "measure_constants", lambda overrides, error_cm=error_cm: {"mean_pose": error_cm}):
             run_study(plan_of(tmp_path, (0,)), record)
     assert [row["mean_pose"] for row in rows_of(record) if row["kind"] == "constant"] == [3.0, 4.0, 3.0]
+
+
+def test_each_seed_may_hold_out_other_images(training: Training, tmp_path: Path) -> None:
+    """The folds are in the keys of training, of measuring and of several datasets; the constant is their mean."""
+    folds = Dataset(str(tmp_path), set=("data.box=fold_{seed}.csv",), held_out=("data.box=held_{seed}.csv",))
+    study = replace(plan_of(tmp_path, (0, 2)).study, scales={"small": Scale({"first": folds, "second": folds})})
+    plan = Plan(tmp_path / "study.toml", study, "small")
+    assert "data.box=fold_2.csv" in plan.settings(FinetuneConfig, "ours", 2)[1]
+    assert plan.held_out("ours", 2)[-1] == "data.box=held_2.csv"
+    both = replace(study, pretrain={"peclr": Arm(data=("first", "second"))})
+    config, _ = Plan(tmp_path / "study.toml", both, "small").settings(Config, "peclr", 2)
+    assert [source.box for source in each_source(config.data)] == ["fold_2.csv", "fold_2.csv"]
+    record = tmp_path / "rows.jsonl"
+    with patch.object(run, "measure_constants", lambda overrides: {"mean_pose": float(overrides[-1][14])}):
+        run_study(plan, record)
+    assert [row["mean_pose"] for row in rows_of(record) if row["kind"] == "constant"] == [1.0]
 
 
 def test_figures_of_another_encoder_are_refused(training: Training, tmp_path: Path) -> None:
@@ -339,7 +356,10 @@ def test_a_network_that_was_trained_again_is_measured_again(training: Training, 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("pretrain.simclr.set=['equivariance.varient=none']", "pretrain.simclr at scale small: .*equivariance.variant"),
+        (
+            "pretrain.simclr_best.set=['equivariance.varient=none']",
+            "pretrain.simclr_best at scale small: .*equivariance.variant",
+        ),
         ("arms.simclr.set=['train.epochs=many']", "arms.simclr at scale small: .*train.epochs = 'many'"),
         ("scales.small.measured.set=['train.recompute=always']", "arms.simclr .*unknown key train.recompute"),
         (
@@ -349,7 +369,10 @@ def test_a_network_that_was_trained_again_is_measured_again(training: Training, 
         ("pretrain.peclr.set=['run.out=here']", "pretrain.peclr at scale small: set has run.out=here, which the study"),
         ("scales.small.measured.set=['run.seed=1']", "set has run.seed=1, which the study chooses"),
         ("pretrain.peclr.start=simclr", "unknown key pretrain.peclr.start"),
-        ("arms.peclr.start=moco", "arms.peclr.start = 'moco': expected a name in pretrain: peclr, simclr"),
+        (
+            "arms.peclr.start=moco",
+            "arms.peclr.start = 'moco': expected a name in pretrain, or an earlier arm: peclr, simclr_best, simclr$",
+        ),
         ("arms.peclr.on=third", "arms.peclr.on = 'third': expected a name in data: first"),
         ("arms.peclr.data=['third']", "peclr.data = 'third': expected a name in data: first"),
         ("arms.peclr.network=none", "arms.peclr.network = 'none': expected a name in arms"),

@@ -44,11 +44,18 @@ def checkout(root: Path) -> Path:
     return root
 
 
+def names_in(boxes: Path) -> list[str]:
+    with boxes.open() as file:
+        return [row["file"] for row in csv.DictReader(file)]
+
+
 def test_a_fold_holds_whole_people_out_of_labels_and_boxes(tmp_path: Path) -> None:
     signs = tmp_path / "signs"
     assert call("fetch", signs, "--from", checkout(tmp_path / "copy")).returncode == 0
     names = [f"{number % 10}/IMG_{1000 + number}.JPG" for number in range(60)]
-    (signs / "boxes.csv").write_text("".join(f"{line}\n" for line in ["file,x0", *(f"{name},1" for name in names)]))
+    (signs / "boxes.csv").write_text(
+        "".join(f"{line}\n" for line in ["file,x0", *(f"{name},{'' if name == names[2] else 1}" for name in names)])
+    )
     for fold in (0, 1):
         assert call("split", signs, "--fold", fold).returncode == 0
         with (signs / f"fold_{fold}" / "labels.csv").open() as file:
@@ -56,9 +63,14 @@ def test_a_fold_holds_whole_people_out_of_labels_and_boxes(tmp_path: Path) -> No
         test = {row["person"] for row in rows if row["part"] == "test"}
         assert test == ({"0", "5"} if fold == 0 else {"1"})
         assert not test & {row["person"] for row in rows if row["part"] == "train"}
-        with (signs / f"fold_{fold}" / "boxes.csv").open() as file:
-            boxed = {row["file"] for row in csv.DictReader(file)}
+        boxed = set(names_in(signs / f"fold_{fold}" / "boxes.csv"))
         assert boxed == {row["file"] for row in rows if row["part"] == "train"}
+        held_out, labelled = (names_in(signs / f"fold_{fold}" / f"{name}.csv") for name in ("held_out", "labelled_20"))
+        assert set(held_out) == {row["file"] for row in rows if row["part"] == "test"}
+        assert labelled == names_in(signs / f"fold_{fold}" / "labelled_50.csv")[:20]
+        assert len(set(labelled)) == 20
+        assert boxed > set(labelled)
+        assert names[2] not in names_in(signs / f"fold_{fold}" / "labelled_1000.csv")  # no hand was found in it
 
 
 def test_pictures_are_fetched_by_git(tmp_path: Path) -> None:
