@@ -88,7 +88,8 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
     def build_network(self, encoder: EncoderConfig) -> PoseNetwork:
         """The encoder, which may be frozen, and the head."""
         start = start_pose_network(encoder, self.config.pose, self.config.geometry.side_px)
-        self._keeps_head, self._depth = start.keeps_head, start.depth or self._labels.in_metres
+        self._depth = start.depth or self._labels.in_metres
+        self._start = f"{encoder.name}{' and head' if start.keeps_head else ''} from {start.origin}"
         start.network.encoder.requires_grad_(not self.config.train.frozen)
         if self.config.pose.features != "pooled" and not self.config.train.frozen:
             raise UserError(
@@ -130,7 +131,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             loader.settings.backend,
             self.world.device,
             "frozen" if frozen else "trained",
-            f"{encoder.name}{' and head' if self._keeps_head else ''} from {encoder.weights}",
+            self._start,
             self.precision,
         )
         if frozen and encoder.weights == "random":

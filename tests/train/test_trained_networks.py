@@ -79,7 +79,9 @@ def test_fine_tuning_starts_from_the_encoder(monkeypatch: pytest.MonkeyPatch, tm
     of_file = load_file(ROOT / demo.encoder.weights)
     for weights in (demo.encoder.weights, "peclr_rn18"):
         encoder = dataclasses.replace(demo.encoder, weights=weights)
-        state = start_pose_network(encoder, demo.pose, 48).network.encoder.library_state_dict()
+        start = start_pose_network(encoder, demo.pose, 48)
+        assert Path(start.origin).name == "peclr_rn18.safetensors"
+        state = start.network.encoder.library_state_dict()
         torch.testing.assert_close(state["layer1.0.conv1.weight"], of_file["layer1.0.conv1.weight"].float())
     with pytest.raises(UserError, match=r"encoder.weights = 'peclr_rn19' does not exist"):
         start_pose_network(dataclasses.replace(demo.encoder, weights="peclr_rn19"), demo.pose, 48)

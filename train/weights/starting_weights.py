@@ -24,11 +24,13 @@ class Start(NamedTuple):
     """A network with its starting weights.
 
     Attributes:
+        origin: what the weights were read from; "random" or "imagenet" if that is no file.
         keeps_head: whether the head's weights are those of a fine-tuned network; else they are random.
         depth: whether that head was trained with 3D labels.
     """
 
     network: PoseNetwork
+    origin: str
     keeps_head: bool = False
     depth: bool = False
 
@@ -42,13 +44,13 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | 
     encoder = dataclasses.replace(encoder, weights=str(or_shipped(Path(encoder.weights), ".safetensors")))
     saved = _run_of(encoder)
     if saved is None:
-        return Start(PoseNetwork(build_encoder(encoder, side_px), pose))
+        return Start(PoseNetwork(build_encoder(encoder, side_px), pose), encoder.weights)
     network = PoseNetwork(make_encoder(encoder.name, side_px), pose)
     network.encoder.load_library_state(encoder_state(saved["network"]), encoder.weights, encoder.name)
     if pose.weights == "random" or not _same_head(saved["config"], pose):
-        return Start(network)
+        return Start(network, encoder.weights)
     load_tensors(network, saved["network"], Path(encoder.weights))
-    return Start(network, keeps_head=True, depth=saved.get("depth", True))
+    return Start(network, encoder.weights, keeps_head=True, depth=saved.get("depth", True))
 
 
 def _same_head(config: dict[str, Any], pose: PoseConfig) -> bool:
