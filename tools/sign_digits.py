@@ -11,7 +11,7 @@ the digits 0 to 9. `fetch` makes FOLDER/images, a link to Dataset/ of a checkout
 - labels.csv: file,label,person,part, where part is "train" or "test";
 - boxes.csv: the rows of FOLDER/boxes.csv of the people of "train", for pre-training;
 - held_out.csv: those of the people of "test";
-- labelled_20.csv, _50, _200 and _1000: so many hands of "train", the first ones of one random order.
+- labelled_20.csv, _50, _200 and _1000: so many hands of "train", if it has them, the first of one random order.
 
 The dataset does not say who is who. By number, a person's pictures follow each other with ascending digits, nearly. A
 person is taken to begin at each 0 that follows an 8 or 9. Where a picture of 0 or the last ones are missing, two people
@@ -131,7 +131,7 @@ def split(folder: Path, fold: int) -> None:
     write(out / "held_out.csv", [head, *of_part["test"]])
     hands = [row for row in of_part["train"] if row[1]]  # an image without a hand has a row without a box
     random.Random(fold).shuffle(hands)
-    for count in LABELLED:
+    for count in (count for count in LABELLED if count <= len(hands)):
         write(out / f"labelled_{count}.csv", [head, *hands[:count]])
     held_out = {person for person in people if person % FOLDS == fold}
     print(f"{out}: {len(set(people))} people, {len(held_out)} of them held out")

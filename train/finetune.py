@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
 from peclr_dali.pipelines.batch import Batch
@@ -91,11 +90,6 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         self._depth = start.depth or self._labels.in_metres
         self._start = f"{encoder.name}{' and head' if start.keeps_head else ''} from {start.origin}"
         start.network.encoder.requires_grad_(not self.config.train.frozen)
-        if self.config.pose.features != "pooled" and not self.config.train.frozen:
-            raise UserError(
-                f"pose.features = {self.config.pose.features!r} is for frozen encoders: set train.frozen = true, or "
-                'pose.features = "pooled"'
-            )
         return start.network
 
     def size_keys(self) -> dict[str, str]:

@@ -104,10 +104,13 @@ def draw_maps(maps: Row, found: StudyRows) -> Figure:
 def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], found: StudyRows) -> Figure:
     """Means with the range over seeds as a band, beside a constant's error.
 
-    Left: the 2D EPE over the amount of labels. Right: the probe over the steps of pre-training, if it was recorded.
+    Left: the 2D EPE over the amount of labels. Right: the probe over the steps of
+    pre-training, if all were probed on the same images.
     """
-    figure = Figure(figsize=(9.5 if found.pretrain else 6, 4), layout="constrained")
-    left, *others = figure.subplots(1, 2 if found.pretrain else 1, squeeze=False)[0]
+    constants = {row["probe_constant_epe_px"] for by_seed in found.pretrain.values() for row in by_seed.values()}
+    alike = len(constants) == 1  # probed on the same images
+    figure = Figure(figsize=(9.5 if alike else 6, 4), layout="constrained")
+    left, *others = figure.subplots(1, 2 if alike else 1, squeeze=False)[0]
     colours = {start: f"C{number}" for number, start in enumerate(dict.fromkeys([*curves, *found.pretrain]))}
     for start, curve in curves.items():
         amounts = sorted(curve)
@@ -124,7 +127,7 @@ def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], fou
             errors = np.transpose([row["probe_epe_px"] for row in by_seed.values()])
             row = next(iter(by_seed.values()))
             _draw_band(right, arm, colours[arm], row["probe_step"], errors)
-        _draw_constant(right, row["probe_constant_epe_px"])
+        _draw_constant(right, *constants)
         right.set_xlabel("step of pre-training, linear probe")
     for axes in (left, *others):
         axes.set_ylim(bottom=0)

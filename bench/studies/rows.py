@@ -79,19 +79,18 @@ def study_rows(results: Path, study: str, scale: str) -> StudyRows:
     """
     content = read_toml(FILES / f"{study}.toml")
     arms = content["arms"].keys()
-    by = content["scales"].get(scale, {}).get("by")
-    read_out = {name for name, arm in content["arms"].items() if arm.get("by", by) == "probe"}
+    by_of = {name: arm.get("by", content["scales"].get(scale, {}).get("by")) for name, arm in content["arms"].items()}
     found = StudyRows({}, {}, {}, {}, {})
     for row in rows_of(results / "experiments.jsonl"):
         if (row["study"], row["scale"]) != (study, scale):
             continue
         match row["kind"]:
             case "arm" if row["arm"] in arms:
-                left_out = _OF_THE_DISTANCE if row["arm"] in read_out else ()
+                left_out = _OF_THE_DISTANCE if by_of[row["arm"]] == "probe" else ()
                 kept = {key: value for key, value in row.items() if key not in left_out}
                 found.arms.setdefault(row["arm"], {})[row["seed"]] = kept
             case "comparison" if {row["better"], row["than"]} <= arms:
-                if row["metric"] in _OF_THE_DISTANCE and {row["better"], row["than"]} & read_out:
+                if row["metric"] in _OF_THE_DISTANCE and "probe" in (by_of[row["better"]], by_of[row["than"]]):
                     continue
                 found.claims[row["better"], row["than"], row["metric"]] = row
             case "constant":

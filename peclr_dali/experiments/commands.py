@@ -96,7 +96,7 @@ def commands_of(plan: Plan, overrides: Sequence[str] = (), only: Sequence[str] =
         processes = min(plan.at.processes, config.train.batch // config.train.micro_batch)
         launcher = ("torchrun", f"--nproc-per-node={processes}", "cli.py") if processes > 1 else python
         yield line(*launcher, "pretrain", files=plan.at.pretrain.config, keys=keys, end=resume)
-    yield "# each network that is measured, when the pre-training that it starts from is done"
+    yield "# each network that is measured, when the run that it starts from is done"
     for seed, name in ((seed, name) for seed in seeds for name, arm in plan.arms.items() if arm.network is None):
         _, keys = plan.settings(FinetuneConfig, name, seed)
         yield line(*python, plan.by(name), files=plan.at.measured.config, keys=keys, end=resume)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from peclr_dali.bench.measure import interval_of_mean
 from peclr_dali.errors import UserError
 from peclr_dali.experiments.config import Claim, Plan
 from peclr_dali.experiments.measure import measured_errors
-from peclr_dali.train.pose.metrics import METRICS, confidence_intervals, metric_of
+from peclr_dali.train.pose.metrics import METRICS, Floats, Interval, confidence_intervals, metric_of
 
 Row = dict[str, Any]
 
@@ -21,8 +23,8 @@ def compare(plan: Plan, claim: Claim) -> Row:
 
     "low" and "high" are the ends of the 95 % interval of the mean difference. The claim "holds" if the whole interval
     is on the better side of zero. The half of its width is the root of the sum of two squares: of Student's
-    interval over the seeds, and of the bootstrap's over the hands, which all seeds share. Seeds that start from one
-    pre-training are no independent trials: they count as one, with their mean.
+    interval over the seeds, and of the bootstrap's over the hands. Seeds that start from one pre-training are no
+    independent trials: they count as one, with their mean.
 
     Raises:
         UserError: the metric cannot be measured on the arms' images.
@@ -42,10 +44,25 @@ def compare(plan: Plan, claim: Claim) -> Row:
         of_start.setdefault(plan.pretrain_seed(seed), []).append(difference)
     trials = [float(np.mean(of_one)) for of_one in of_start.values()]
     if len(trials) > 1:
-        over_hands = confidence_intervals({metric: np.mean(tables, axis=0)}, groups=better[0]["groups"])[metric]
+        over_hands = _over_hands(plan, claim, tables, [errors["groups"] for errors in better])
         reach = math.hypot(interval_of_mean(trials).high - np.mean(trials), (over_hands.high - over_hands.low) / 2)
         low, high = mean - reach, mean + reach
     holds = low > 0 if METRICS[metric].higher_is_better else high < 0
     figures = {"differences": differences, "mean": mean, "low": low, "high": high, "holds": holds}
     names = {"better": claim.better, "than": claim.than, "metric": metric}
     return {"kind": "comparison", **names, **figures, "seeds": seeds}
+
+
+def _over_hands(
+    plan: Plan, claim: Claim, tables: Sequence[Floats], groups: Sequence[npt.NDArray[np.int64]]
+) -> Interval:
+    """The bootstrap's interval of the differences, for each seed a table (N, K) and N groups.
+
+    Hands that all seeds share are drawn with their mean over the seeds; each seed's own hands are drawn for themselves.
+    """
+    if len({tuple(plan.held_out(claim.better, seed)) for seed in plan.study.seeds}) == 1:
+        table, group = np.mean(tables, axis=0), groups[0]
+    else:
+        apart = [(seed, number) for seed, of_one in enumerate(groups) for number in of_one.tolist()]
+        table, group = np.concatenate(tables), np.unique(apart, axis=0, return_inverse=True)[1]
+    return confidence_intervals({claim.metric: table}, groups=group)[claim.metric]

@@ -108,7 +108,8 @@ class MeasuredArm(Arm):
     """One network that is measured. The other attributes as in `Arm`.
 
     Attributes:
-        start: the pre-training arm whose encoder is taken, or a measured arm that comes earlier; None: as configured.
+        start: the pre-training arm whose encoder is taken, or else the measured arm of this name, which comes earlier;
+            None: as configured.
         by: as in `Scale`; None: as at the scale.
         network: another arm, whose network is measured on this arm's data; nothing is trained.
         on: dataset to measure on; None: that of the training.
@@ -227,8 +228,11 @@ class Plan:
         for name in only:
             _require(f"{file}: at scale {scale}: --arm", name, self._all_arms, "arms")
         self.first_arm = next(iter(self._all_arms))
-        others = [other for name in only for other in (self._all_arms[name].network, self._all_arms[name].start)]
-        wanted = {*only, *others} or self._all_arms.keys()
+        wanted = list(only or self._all_arms)
+        for name in wanted:  # grows
+            network, start = self._all_arms[name].network, self._all_arms[name].start
+            wanted += [network] if network else []
+            wanted += [start] if start in self._all_arms and start not in study.pretrain else []
         self.arms = {name: arm for name, arm in self._all_arms.items() if name in wanted}
         starts = {arm.start for arm in self.arms.values()}
         self.pretrain = {name: arm for name, arm in arms_at(scale, study.pretrain).items() if name in starts}
@@ -351,6 +355,11 @@ def load_study(file: Path, overrides: Sequence[str] = ()) -> Study:
             with itself, a seed appears twice, or an arm's configuration is wrong at any scale.
     """
     study = load_config(Study, [file], overrides)
+    if study.pretrain_seeds is not None and "{seed}" in repr(study):
+        raise UserError(
+            f"{file}: has pretrain_seeds and a key with {{seed}}: a network could be measured on what its pre-training "
+            "saw. Leave one of the two out"
+        )
     if len(set(study.seeds)) < len(study.seeds):
         raise UserError(f"{file}: seeds = {list(study.seeds)}: expected each seed once")
     for table, arms in (("pretrain", study.pretrain), ("arms", study.arms)):

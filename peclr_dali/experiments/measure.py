@@ -106,13 +106,14 @@ def damage_in_one_line(file: Path) -> Iterator[None]:
 
 def require_held_out(plan: Plan) -> None:
     """Raise a `UserError` if the images on which an arm is measured cannot be listed: before hours of training."""
-    seed, listed = plan.study.seeds[0], []
+    listed = []
     for name, arm in plan.arms.items():
-        trained, _ = plan.settings(FinetuneConfig, arm.network or name, seed)
-        data = held_out_config(trained, (), plan.held_out(name, seed)).data
-        if data not in listed:
-            load_index(data)
-            listed.append(data)
+        trained, _ = plan.settings(FinetuneConfig, arm.network or name, plan.study.seeds[0])
+        for overrides in {tuple(plan.held_out(name, seed)): None for seed in plan.study.seeds}:
+            data = held_out_config(trained, (), overrides).data
+            if data not in listed:
+                load_index(data)
+                listed.append(data)
 
 
 def network_file(plan: Plan, seed: int, name: str) -> Path:
@@ -214,18 +215,18 @@ def measure_constants(overrides: Sequence[str]) -> dict[str, float]:
     """Errors of constant predictions on the images that `overrides` choose, see train/evaluation/constants.py.
 
     The joints and poses are made from the dataset's training split, the mean keypoints from the measured images.
-    Without labels in 3D there are only the mean keypoints; without a training split, none.
+    Without labels in 3D, or a training split, there are only the mean keypoints.
     """
     held_out = load_config(FinetuneConfig, (), overrides).data
     assert isinstance(held_out, FinetuneDataConfig)
-    source = dataclasses.replace(held_out, part="training", split="train")
+    index = load_index(held_out)
+    measured = labels_to_learn(index, PoseConfig())
+    mean_keypoints = {"mean_keypoints_epe_px": evaluation_constants(index, measured)["mean_keypoints"]["epe_px"]}
+    if not measured.in_metres:
+        return mean_keypoints
     try:
-        indices = [load_index(one) for one in (source, held_out)]
+        known = labels_to_learn(load_index(dataclasses.replace(held_out, part="training", split="train")), PoseConfig())
     except UserError:  # the dataset is for evaluation only
-        return {}
-    known, measured = (labels_to_learn(index, PoseConfig()) for index in indices)
-    mean_keypoints = {"mean_keypoints_epe_px": evaluation_constants(indices[1], measured)["mean_keypoints"]["epe_px"]}
-    if not (known.in_metres and measured.in_metres):
         return mean_keypoints
     errors = constant_pose_errors(known.joints.astype(np.float64), measured.joints.astype(np.float64))
     return {

@@ -18,8 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from peclr_dali.bench.measure import interval_of_mean
 from peclr_dali.errors import UserError
 from peclr_dali.errors.refused import machine_error_line
+from peclr_dali.experiments import compare as compare_module
 from peclr_dali.experiments import measure, run
 from peclr_dali.experiments.compare import Row, compare
 from peclr_dali.experiments.config import (
@@ -41,6 +43,7 @@ from peclr_dali.pipelines.config import each_source
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.interrupt import Interrupted
+from peclr_dali.train.pose.metrics import confidence_intervals
 from peclr_dali.train.runs.checkpoint import write_checkpoint
 from tests.command_line import run_cli
 
@@ -194,6 +197,54 @@ def test_each_seed_may_hold_out_other_images(training: Training, tmp_path: Path)
     with patch.object(run, "measure_constants", lambda overrides: {"mean_pose": float(overrides[-1][14])}):
         run_study(plan, record)
     assert [row["mean_pose"] for row in rows_of(record) if row["kind"] == "constant"] == [1.0]
+
+
+def test_hands_of_one_seed_are_drawn_for_themselves(tmp_path: Path) -> None:
+    """Folds of 30 and 20 hands, whose groups have the same numbers: 50 hands, as if one seed had measured them all."""
+    errors = {0: np.random.default_rng(0).normal(size=(30, 21)), 1: np.random.default_rng(1).normal(size=(20, 21))}
+
+    def measured(plan: Plan, seed: int, name: str) -> Arrays:
+        table = errors[seed] if name == "ours" else np.zeros_like(errors[seed])
+        return {"pa_epe_cm": table, "groups": np.arange(len(table)) // 2}
+
+    folds = Scale({"first": Dataset(str(tmp_path), held_out=("data.box=held_{seed}.csv",))})
+    study = replace(plan_of(tmp_path, (0, 1)).study, scales={"small": folds})
+    with patch.object(compare_module, "measured_errors", measured):
+        found = compare(Plan(tmp_path / "study.toml", study, "small"), study.compare[0])
+    groups = np.concatenate([np.arange(30) // 2, 15 + np.arange(20) // 2])
+    hands = confidence_intervals({"all": np.concatenate([errors[0], errors[1]])}, groups=groups)["all"]
+    differences = [float(errors[seed].mean()) for seed in (0, 1)]
+    over_seeds = interval_of_mean(differences).high - np.mean(differences)
+    assert found["mean"] == pytest.approx(np.mean(differences))
+    assert found["high"] - found["mean"] == pytest.approx(np.hypot(over_seeds, (hands.high - hands.low) / 2))
+
+
+def test_folds_do_not_go_with_shared_pretrainings() -> None:
+    file = Path(__file__).parents[2] / "configs" / "studies" / "landmarks.toml"
+    with pytest.raises(UserError, match=r"has pretrain_seeds and a key with \{seed\}: a network could be measured on"):
+        load_study(file, ["pretrain_seeds=2"])
+
+
+def test_an_arm_starts_from_the_measured_one_before_it(training: Training, tmp_path: Path) -> None:
+    """Chosen alone, it brings that arm and what that starts from, and no measured arm of a pre-training's name."""
+    arms = {
+        "peclr": MeasuredArm(start="peclr", by="probe"),
+        "tuned": MeasuredArm(start="peclr"),
+        "again": MeasuredArm(start="tuned", by="probe"),
+    }
+    study = replace(plan_of(tmp_path, (0,)).study, arms=arms, compare=())
+    plan = Plan(tmp_path / "study.toml", study, "small", ["again"])
+    assert list(plan.arms) == ["tuned", "again"]
+    assert plan.settings(FinetuneConfig, "tuned", 0)[0].encoder.weights == str(plan.folder(0, "pretrain", "peclr"))
+    assert plan.settings(FinetuneConfig, "again", 0)[0].encoder.weights == str(plan.folder(0, "finetune", "tuned"))
+    record, read_out = tmp_path / "rows.jsonl", Training()
+    with patch.object(run, "fit_read_out", read_out):
+        run_study(plan, record)
+    measured = {row["arm"]: row["by"] for row in rows_of(record) if row["kind"] == "arm"}
+    assert measured == {"tuned": "finetune", "again": "probe"}
+    assert {path.name for path in plan.out.glob("seed_0/*") if path.is_dir()} == {
+        "pretrain_peclr", "finetune_tuned", "probe_again",
+    }  # fmt: skip
 
 
 def test_figures_of_another_encoder_are_refused(training: Training, tmp_path: Path) -> None:

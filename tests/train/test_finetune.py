@@ -273,8 +273,8 @@ def test_a_frozen_encoder_keeps_every_bit(features: str, hands: Path, tmp_path: 
 
 
 def test_features_in_cells_are_of_frozen_encoders(hands: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"pose\.features = 'layer2' is for frozen encoders: set train\.frozen = true"):
-        finetune(config_of(hands, tmp_path / "out", "pose.features=layer2"))
+    with pytest.raises(UserError, match=r"pose\.features = 'layer2' is for a frozen encoder: set train\.frozen = true"):
+        config_of(hands, tmp_path / "out", "pose.features=layer2")
 
 
 def test_a_frozen_random_encoder_is_warned_of(hands: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("narrow")
 
 @pytest.mark.parametrize("name", ["pooled", "layer2"])
 def test_its_poses_are_those_of_scikit_learn(name: str, hands: Path, tmp_path: Path) -> None:
-    """Features are computed anew, targets from the labels and boxes without the read-out."""
-    folder = fit_read_out(config_of(hands, tmp_path / "run", f"pose.features={name}"))
+    """Targets come from the labels and boxes without the read-out. Features: tests/models/test_pose.py."""
+    folder = fit_read_out(config_of(hands, tmp_path / "run", "train.frozen=true", f"pose.features={name}"))
     run = load_pose_run(folder.root)
     assert run.network.refinement is None
     features, views, boxes = {}, {}, {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import Count, Epochs, Factor, Fraction, NotNegative, Positive
@@ -137,8 +137,16 @@ class FinetuneConfig:
     pose: PoseConfig = PoseConfig()
     loss: PoseLossConfig = PoseLossConfig()
     optim: FinetuneOptimConfig = FinetuneOptimConfig()
-    train: FinetuneTrainConfig = FinetuneTrainConfig()
+    train: Annotated[FinetuneTrainConfig, Field(validate_default=True)] = FinetuneTrainConfig()
     validation: ValidationConfig = ValidationConfig()
+
+    @field_validator("train")
+    @classmethod
+    def _frozen_for_cells(cls, value: FinetuneTrainConfig, info: ValidationInfo) -> FinetuneTrainConfig:
+        pose = info.data.get("pose")
+        if pose is not None and pose.features != "pooled" and not value.frozen:
+            raise ValueError(f"pose.features = {pose.features!r} is for a frozen encoder: set train.frozen = true")
+        return value
 
     @property
     def augmentation(self) -> Augmentation:
