@@ -5,7 +5,6 @@ The tables of docs/results.md are in bench/pages/templates/studies.md.jinja and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -181,33 +180,27 @@ def improvement(found: StudyRows, better: str, than: str, table: str) -> npt.NDA
 
 
 def label_curves(study: Row, found: StudyRows, metric: str) -> dict[str, dict[float, list[float]]]:
-    """Errors over the amount of labels: start of the network -> amount -> an error for each seed.
+    """Errors over the share of the labels: start of the network -> share -> an error for each seed.
 
-    They are of arms named START_NAME whose settings have data.label_fraction, a share, or a file labelled_NUMBER.csv of
-    boxes; a start with one amount has no curve.
+    They are of arms named START_NAME whose settings have data.label_fraction; a start with one share has no curve.
     """
     curves: dict[str, dict[float, list[float]]] = {}
     for name, arm in study["arms"].items():
         values = [row[metric] for row in found.arms.get(name, {}).values() if metric in row]
-        amount = re.search(r"data\.label_fraction=(\S+)|labelled_(\d+)\.csv", " ".join(arm.get("set", ())))
-        if amount and values:
-            curves.setdefault(name.rpartition("_")[0], {})[float(amount[1] or amount[2])] = values
+        for key, _, share in (setting.partition("=") for setting in arm.get("set", ())):
+            if key == "data.label_fraction" and values:
+                curves.setdefault(name.rpartition("_")[0], {})[float(share)] = values
     return {start: curve for start, curve in curves.items() if len(curve) > 1}
 
 
-def amount_in_words(amount: float) -> str:
-    """An amount of labels: a share up to 1 in percent, or a number."""
-    return f"{100 * amount:g} %" if amount <= 1 else f"{amount:,g}"
-
-
 def curve_table(curves: Mapping[str, Mapping[float, Sequence[float]]]) -> tuple[list[str], list[list[str]]]:
-    """Label curves as a table: heads, and a line for each start with a column for each amount."""
-    amounts = sorted({amount for curve in curves.values() for amount in curve})
+    """Label curves as a table: heads, and a line for each start with a column for each share."""
+    shares = sorted({share for curve in curves.values() for share in curve})
     lines = [
-        [start, *(_mean_and_range(curve[amount], 1) if amount in curve else "-" for amount in amounts)]
+        [start, *(_mean_and_range(curve[share], 1) if share in curve else "-" for share in shares)]
         for start, curve in curves.items()
     ]
-    return ["2D EPE, px, by the labels", *map(amount_in_words, amounts)], lines
+    return ["2D EPE, px, by the share of the labels", *(f"{100 * share:g} %" for share in shares)], lines
 
 
 def _mean_and_range(values: Sequence[float], decimals: int = 3) -> str:

@@ -216,20 +216,6 @@ def test_errors_are_drawn_over_the_share_of_the_labels(tmp_path: Path) -> None:
     assert "scratch_030" not in text
 
 
-def test_labels_may_be_counted(tmp_path: Path) -> None:
-    """Of landmarks.toml, whose arms name files of 20 to 1,000 landmarked images."""
-    rows = [arm(f"both_{count}", seed, epe_px=30 - count / 100) for count in (20, 1000) for seed in (0, 1)]
-    write_rows(tmp_path, *({"study": "landmarks", **row} for row in rows))
-    study, found = read_toml(FILES / "landmarks.toml"), study_rows(tmp_path, "landmarks", "small")
-    curves = label_curves(study, found, "epe_px")
-    assert curves == {"both": {20: [29.8, 29.8], 1000: [20, 20]}}
-    (axes,) = draw_label_curves(curves, found).axes
-    assert [axes.xaxis.get_major_formatter()(place) for place in axes.get_xticks()] == ["20", "1,000"]
-    text = section(tmp_path, "study landmarks")
-    assert "| 2D EPE, px, by the labels | 20 | 1,000 |" in text
-    assert "| both | 29.8 (29.8 to 29.8) | 20.0 (20.0 to 20.0) |" in text
-
-
 def test_arms_with_label_curves_are_listed_where_they_have_other_metrics(tmp_path: Path) -> None:
     rows = [arm(f"scratch_{name}", seed, epe_px=30.0, epe_cm=9.0) for name in ("010", "020") for seed in (0, 1)]
     write_rows(tmp_path, *({"study": "label_fractions", "scale": "paper", **row} for row in rows))

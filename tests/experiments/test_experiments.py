@@ -220,9 +220,9 @@ def test_hands_of_one_seed_are_drawn_for_themselves(tmp_path: Path) -> None:
 
 
 def test_folds_do_not_go_with_shared_pretrainings() -> None:
-    file = Path(__file__).parents[2] / "configs" / "studies" / "landmarks.toml"
+    file = Path(__file__).parents[2] / "configs" / "studies" / "compositions.toml"
     with pytest.raises(UserError, match=r"has pretrain_seeds and a key with \{seed\}: a network could be measured on"):
-        load_study(file, ["pretrain_seeds=2"])
+        load_study(file, ["pretrain_seeds=2", "arms.peclr.set=['data.box=fold_{seed}.csv']"])
 
 
 def test_an_arm_starts_from_the_measured_one_before_it(training: Training, tmp_path: Path) -> None:

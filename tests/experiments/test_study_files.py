@@ -160,17 +160,12 @@ def toy(file: Path, hands: Path, out: Path, number: int) -> Plan:
     study = load_study(file)
     settings = [f"scales.small.data.{name}.root={hands}" for name in study.scales["small"].data]
     settings += [f"scales.small.data.{name}.held_out=['data.split=all']" for name in study.scales["small"].data]
-    for name, dataset in study.scales["small"].data.items():
-        kept = [key for key in dataset.set if not key.startswith(("data.source", "data.box", "data.split"))]
-        settings.append(f"scales.small.data.{name}.set={kept}")
     for kind in ("pretrain", "measured"):
         settings += [f"scales.small.{kind}.config=[]", f"scales.small.{kind}.set={list(TOY)}"]
     for table, arms in (("pretrain", study.pretrain), ("arms", study.arms)):
         settings += [f"{table}.{name}.set_at.small=[]" for name in arms]  # epochs, among others
         for name, arm in arms.items():
-            kept = [
-                key for key in arm.set if not key.startswith(("train.batch", "train.micro", "train.epochs", "data.box"))
-            ]
+            kept = [key for key in arm.set if not key.startswith(("train.batch", "train.micro", "train.epochs"))]
             settings.append(f"{table}.{name}.set={kept}")
     if study.maps is not None:
         settings += ["maps.rotations=2", "maps.translations=2"]
