@@ -230,9 +230,9 @@ class Plan:
         self.first_arm = next(iter(self._all_arms))
         wanted = list(only or self._all_arms)
         for name in wanted:  # grows
-            network, start = self._all_arms[name].network, self._all_arms[name].start
-            wanted += [network] if network else []
-            wanted += [start] if start in self._all_arms and start not in study.pretrain else []
+            start = self._all_arms[name].start
+            others = (self._all_arms[name].network, None if start in study.pretrain else start)
+            wanted += [other for other in others if other in self._all_arms]
         self.arms = {name: arm for name, arm in self._all_arms.items() if name in wanted}
         starts = {arm.start for arm in self.arms.values()}
         self.pretrain = {name: arm for name, arm in arms_at(scale, study.pretrain).items() if name in starts}
