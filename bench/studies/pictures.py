@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -103,11 +104,13 @@ def draw_maps(maps: Row, found: StudyRows) -> Figure:
 def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], found: StudyRows) -> Figure:
     """Means with the range over seeds as a band, beside a constant's error.
 
-    Left: the 2D EPE over the share of the labels. Right: the probe over the steps of pre-training, if it was recorded.
+    Left: the 2D EPE over the share of the labels. Right: the probe over the steps of the pre-trainings named START or
+    START_NUMBER, if it was recorded.
     """
-    figure = Figure(figsize=(9.5 if found.pretrain else 6, 4), layout="constrained")
-    left, *others = figure.subplots(1, 2 if found.pretrain else 1, squeeze=False)[0]
-    colours = {start: f"C{number}" for number, start in enumerate(dict.fromkeys([*curves, *found.pretrain]))}
+    probed = {arm: by_seed for arm, by_seed in found.pretrain.items() if re.sub(r"_\d+$", "", arm) in curves}
+    figure = Figure(figsize=(9.5 if probed else 6, 4), layout="constrained")
+    left, *others = figure.subplots(1, 2 if probed else 1, squeeze=False)[0]
+    colours = {start: f"C{number}" for number, start in enumerate(dict.fromkeys([*curves, *probed]))}
     for start, of_share in curves.items():
         shares = sorted(of_share)
         _draw_band(left, start, colours[start], shares, [of_share[share] for share in shares])
@@ -119,7 +122,7 @@ def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], fou
     left.set_xlabel("share of the labels, fine-tuned")
     left.set_ylabel(METRICS["epe_px"].title_and_unit)
     for right in others:
-        for arm, by_seed in found.pretrain.items():
+        for arm, by_seed in probed.items():
             errors = np.transpose([row["probe_epe_px"] for row in by_seed.values()])
             row = next(iter(by_seed.values()))
             _draw_band(right, arm, colours[arm], row["probe_step"], errors)

@@ -5,6 +5,7 @@ The tables of docs/results.md are in bench/pages/templates/studies.md.jinja and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -182,15 +183,21 @@ def improvement(found: StudyRows, better: str, than: str, table: str) -> npt.NDA
 def label_curves(study: Row, found: StudyRows, metric: str) -> dict[str, dict[float, list[float]]]:
     """Errors over the share of the labels: start of the network -> share -> an error for each seed.
 
-    They are of arms named START_NAME whose settings have data.label_fraction; a start with one share has no curve.
+    They are of arms named START_NUMBER or START_all whose settings have data.label_fraction; a start with one share has
+    no curve.
     """
     curves: dict[str, dict[float, list[float]]] = {}
     for name, arm in study["arms"].items():
         values = [row[metric] for row in found.arms.get(name, {}).values() if metric in row]
         for key, _, share in (setting.partition("=") for setting in arm.get("set", ())):
-            if key == "data.label_fraction" and values:
-                curves.setdefault(name.rpartition("_")[0], {})[float(share)] = values
+            if key == "data.label_fraction" and values and (start := _start_of(name)):
+                curves.setdefault(start, {})[float(share)] = values
     return {start: curve for start, curve in curves.items() if len(curve) > 1}
+
+
+def _start_of(name: str) -> str | None:
+    found = re.fullmatch(r"(.+)_(?:\d+|all)", name)
+    return found[1] if found else None
 
 
 def curve_table(curves: Mapping[str, Mapping[float, Sequence[float]]]) -> tuple[list[str], list[list[str]]]:
@@ -296,7 +303,7 @@ def _arms(study: Row, found: dict[str, StudyRows]) -> tuple[list[str], list[list
     in_curves: set[str] = set()
     if {metric for metric, _ in columns} == {"epe_px"}:  # which the table of the curves has
         in_curves = {start for rows in found.values() for start in label_curves(study, rows, "epe_px")}
-    names = [name for name in study["arms"] if name.rpartition("_")[0] not in in_curves]
+    names = [name for name in study["arms"] if _start_of(name) not in in_curves]
     lines = [[name, *(cell(name, *column) for column in columns)] for name in names]
     heads = [f"{METRICS[metric].title_and_unit}, {column}" for metric, column in columns]
     return ["mean and range over seeds", *heads], [line for line in lines if set(line[1:]) != {"-"}]

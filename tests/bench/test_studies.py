@@ -193,6 +193,7 @@ def test_errors_are_drawn_over_the_share_of_the_labels(tmp_path: Path) -> None:
             ("scratch", {"005": 30, "030": 28}),
             ("peclr", {"030": 24, "all": 20}),
             ("frozen", {"030": 40}),
+            ("simclr", {"best": 50}),
         )
         for name, px in of_share.items()
         for seed in (0, 2)
@@ -213,6 +214,7 @@ def test_errors_are_drawn_over_the_share_of_the_labels(tmp_path: Path) -> None:
     assert "| scratch | 31.0 (30.0 to 32.0) | 29.0 (28.0 to 30.0) | - |" in text
     assert "| peclr | - | 25.0 (24.0 to 26.0) | 21.0 (20.0 to 22.0) |" in text
     assert "| frozen_030 | 41.000 (40.000 to 42.000) |" in text
+    assert "| simclr_best | 51.000 (50.000 to 52.000) |" in text  # is no share of simclr's
     assert "scratch_030" not in text
 
 
