@@ -166,6 +166,8 @@ def toy(file: Path, hands: Path, out: Path, number: int) -> Plan:
         settings += [f"{table}.{name}.set_at.small=[]" for name in arms]  # epochs, among others
         for name, arm in arms.items():
             kept = [key for key in arm.set if not key.startswith(("train.batch", "train.micro", "train.epochs"))]
+            if any(key.startswith("pose.features") for key in kept):
+                kept.append("train.frozen=true")  # as in the files that are left out
             settings.append(f"{table}.{name}.set={kept}")
     if study.maps is not None:
         settings += ["maps.rotations=2", "maps.translations=2"]
