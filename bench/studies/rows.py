@@ -152,11 +152,9 @@ def gains(study: Row, found: StudyRows) -> list[Gain]:
         if not higher:
             low, mean, high = -high, -mean, -low
         constants = [found.constant[key] for key in _CONSTANTS.get(metric, ()) if key in found.constant]
-        beats = (
-            (min(better, than) > max(constants) if higher else max(better, than) < min(constants))
-            if constants
-            else None
-        )
+        beats = None
+        if constants:
+            beats = min(better, than) > max(constants) if higher else max(better, than) < min(constants)
         title = claim.get("title", f"{row['better']} over {row['than']}")
         made.append(Gain(row, title, mean, low, high, claim.get("percent"), claim.get("claimed", True), beats))
     return made
