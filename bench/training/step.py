@@ -39,7 +39,7 @@ from peclr_dali.train.trainer import before_the_loader, set_threads
 _CACHED: Final = 2
 """Batches in memory that are used in turn."""
 
-_STEPS_PER_SYNC: Final = 8
+_STEPS_PER_SYNC: Final = 4
 """On a GPU, steps between two readings of the clock. Only the readings wait for the GPU."""
 
 _SETTLING_STEPS: Final = 2
