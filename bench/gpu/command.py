@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _ROOT: Final = Path(__file__).parents[2]
 
-OVERLAYS: Final = {"rtx_11gb": 11 * 2**30, "rtx_24gb": 24 * 2**30, "a100": None}
+OVERLAYS: Final = {"rtx_11gb": 11 * 2**30, "rtx_24gb": 24 * 2**30, "a100": None, "h100": None}
 """File of configs/cards/ -> bytes of memory of such a card; None: the memory of this card."""
 
 SHIPPED: Final = ("peclr_rn50", "peclr_rn152", "simclr_rn50")

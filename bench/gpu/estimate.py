@@ -61,7 +61,7 @@ GPUS: Final = (
     Gpu("RTX 4090", "rtx_24gb", 24 * 2**30, 1008e9, 165.2e12, 82.6e12),
     Gpu("A100, 40 GB", "a100", 40 * 2**30, 1555e9, 312e12, 19.5e12),
     Gpu("A100, 80 GB", "a100", 80 * 2**30, 2039e9, 312e12, 19.5e12),
-    Gpu("H100, 80 GB", "a100", 80 * 2**30, 3350e9, 989.5e12, 67e12),
+    Gpu("H100, 80 GB", "h100", 80 * 2**30, 3350e9, 989.5e12, 67e12),
 )
 """Cards of one overlay and memory stand together: they are counted once."""
 

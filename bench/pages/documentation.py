@@ -37,6 +37,8 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "loaders-large-in-short": ("loaders", {"sources": "large", "part": "loaders", "short": True}),
     "train": ("train", {}),
     "gpu": ("gpu", {}),
+    "gpu-measured": ("gpu_measured", {"short": False}),
+    "gpu-in-short": ("gpu_measured", {"short": True}),
     "gpu-estimate": ("gpu_estimate", {}),
     "find-boxes": ("find_boxes", {}),
     "networks": ("networks", {}),
@@ -47,7 +49,10 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 }
 """Name of a table -> its file in templates/, and values for it."""
 
-_NOT_PROOFS: Final = {"loader", "train", "gpu", "gpu_estimate", "experiments", "find_boxes", "networks", "photographs"}
+_NOT_PROOFS: Final = {
+    "loader", "train", "gpu", "gpu_estimate", "gpu_pixels", "gpu_steps", "experiments", "find_boxes", "networks",
+    "photographs",
+}  # fmt: skip
 """Files of rows that have tables of their own; the other files are those of tests, for the table "proofs"."""
 
 
@@ -83,10 +88,11 @@ def fill_tables(text: str, results: Path) -> str:
         keep_trailing_newline=True,
     )
 
-    def last(name: str, **wanted: str) -> Row | None:
-        """The newest row of a file that was measured without a GPU, and has these values."""
+    def last(name: str, *, on_gpu: bool = False, **wanted: str) -> Row | None:
+        """The newest row of a file that was measured with or without a GPU, and has these values."""
         for row in reversed(list(rows_of(results / f"{name}.jsonl"))):
-            if row["machine"].get("gpu", "none") == "none" and all(row.get(k, v) == v for k, v in wanted.items()):
+            has_gpu = row["machine"].get("gpu", "none") != "none"
+            if has_gpu == on_gpu and all(row.get(k, v) == v for k, v in wanted.items()):
                 return row
         return None
 

@@ -52,7 +52,7 @@ def test_both_commands_run_for_each_overlay_and_one_that_fails_stops_no_other(
         begin, command, words = split(line)
         overlay = Path([word for word in words if word.endswith(".toml")][-1]).stem
         calls.append((command, words, overlay))
-        assert (SHARE in env.get("PYTORCH_ALLOC_CONF", "")) == (overlay != "a100")
+        assert (SHARE in env.get("PYTORCH_ALLOC_CONF", "")) == (overlay not in ("a100", "h100"))
         if overlay == "a100":
             answer = really_run([*begin, command, "--help"], env=env, cwd=tmp_path, capture_output=True, text=True)
             assert answer.stdout.startswith("Usage: "), answer.stderr
@@ -66,7 +66,7 @@ def test_both_commands_run_for_each_overlay_and_one_that_fails_stops_no_other(
     assert run_cli("bench-gpu", "--set", "train.batch=256", "--out", str(tmp_path / "gpu")) == 1
     assert [(command, overlay) for command, _, overlay in calls] == [
         (command, overlay)
-        for overlay in ("rtx_11gb", "rtx_24gb", "a100")
+        for overlay in ("rtx_11gb", "rtx_24gb", "a100", "h100")
         for command in ("bench-train", "bench-loader")
     ]
     for command, words, _ in calls:
@@ -79,7 +79,7 @@ def test_both_commands_run_for_each_overlay_and_one_that_fails_stops_no_other(
     assert "loader alone over step" in shown.out
     rows = read_rows(tmp_path / "gpu" / "gpu.jsonl")
     assert [(row["overlay"], row["loader_images_per_s"], row["verdict"]) for row in rows] == [
-        ("rtx_11gb", 4000, "fast"), ("a100", 4000, "fast")
+        ("rtx_11gb", 4000, "fast"), ("a100", 4000, "fast"), ("h100", 4000, "fast")
     ]  # fmt: skip
 
 
