@@ -34,7 +34,6 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "loaders-large": ("loaders", {"sources": "large", "part": "loaders", "short": False}),
     "stages-large": ("loaders", {"sources": "large", "part": "stages", "short": False}),
     "loaders-in-short": ("loaders", {"sources": "small", "part": "loaders", "short": True}),
-    "loaders-large-in-short": ("loaders", {"sources": "large", "part": "loaders", "short": True}),
     "train": ("train", {}),
     "gpu": ("gpu", {}),
     "gpu-measured": ("gpu_measured", {"short": False}),

@@ -18,6 +18,7 @@ from peclr_dali.bench.studies.rows import (
     SCALES,
     Gain,
     StudyRows,
+    amount_in_words,
     claims_of_paper,
     improvement,
     label_curves,
@@ -104,29 +105,31 @@ def draw_maps(maps: Row, found: StudyRows) -> Figure:
 def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], found: StudyRows) -> Figure:
     """Means with the range over seeds as a band, beside a constant's error.
 
-    Left: the 2D EPE over the share of the labels. Right: the probe over the steps of the pre-trainings named START or
-    START_NUMBER, if it was recorded.
+    Left: the 2D EPE over the amount of labels. Right: the probe over the steps of the pre-trainings named START or
+    START_NUMBER, if all were probed on the same images.
     """
     probed = {arm: by_seed for arm, by_seed in found.pretrain.items() if re.sub(r"_\d+$", "", arm) in curves}
+    constants = {row["probe_constant_epe_px"] for by_seed in probed.values() for row in by_seed.values()}
+    probed = probed if len(constants) == 1 else {}
     figure = Figure(figsize=(9.5 if probed else 6, 4), layout="constrained")
     left, *others = figure.subplots(1, 2 if probed else 1, squeeze=False)[0]
     colours = {start: f"C{number}" for number, start in enumerate(dict.fromkeys([*curves, *probed]))}
-    for start, of_share in curves.items():
-        shares = sorted(of_share)
-        _draw_band(left, start, colours[start], shares, [of_share[share] for share in shares])
+    for start, curve in curves.items():
+        amounts = sorted(curve)
+        _draw_band(left, start, colours[start], amounts, [curve[amount] for amount in amounts])
     _draw_constant(left, found.constant.get("mean_keypoints_epe_px"))
     left.set_xscale("log")
-    left.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+    left.xaxis.set_major_formatter(FuncFormatter(lambda amount, _: amount_in_words(amount)))
     left.xaxis.set_minor_formatter(NullFormatter())
-    left.set_xticks(sorted({share for curve in curves.values() for share in curve}))
-    left.set_xlabel("share of the labels, fine-tuned")
+    left.set_xticks(sorted({amount for curve in curves.values() for amount in curve}))
+    left.set_xlabel("labelled images, fine-tuned")
     left.set_ylabel(METRICS["epe_px"].title_and_unit)
     for right in others:
         for arm, by_seed in probed.items():
             errors = np.transpose([row["probe_epe_px"] for row in by_seed.values()])
             row = next(iter(by_seed.values()))
             _draw_band(right, arm, colours[arm], row["probe_step"], errors)
-        _draw_constant(right, row["probe_constant_epe_px"])
+        _draw_constant(right, *constants)
         right.set_xlabel("step of pre-training, linear probe")
     for axes in (left, *others):
         axes.set_ylim(bottom=0)

@@ -179,17 +179,18 @@ def improvement(found: StudyRows, better: str, than: str, table: str) -> npt.NDA
 
 
 def label_curves(study: Row, found: StudyRows, metric: str) -> dict[str, dict[float, list[float]]]:
-    """Errors over the share of the labels: start of the network -> share -> an error for each seed.
+    """Errors over the amount of labels: start of the network -> amount -> an error for each seed.
 
-    They are of arms named START_NUMBER or START_all whose settings have data.label_fraction; a start with one share has
-    no curve.
+    They are of arms named START_NUMBER or START_all whose settings have data.label_fraction, a share, or a file
+    labelled_NUMBER.csv of boxes; a start with one amount has no curve.
     """
     curves: dict[str, dict[float, list[float]]] = {}
     for name, arm in study["arms"].items():
         values = [row[metric] for row in found.arms.get(name, {}).values() if metric in row]
-        for key, _, share in (setting.partition("=") for setting in arm.get("set", ())):
-            if key == "data.label_fraction" and values and (start := _start_of(name)):
-                curves.setdefault(start, {})[float(share)] = values
+        start = _start_of(name)
+        amount = re.search(r"data\.label_fraction=(\S+)|labelled_(\d+)\.csv", " ".join(arm.get("set", ())))
+        if start and amount and values:
+            curves.setdefault(start, {})[float(amount[1] or amount[2])] = values
     return {start: curve for start, curve in curves.items() if len(curve) > 1}
 
 
@@ -198,14 +199,19 @@ def _start_of(name: str) -> str | None:
     return found[1] if found else None
 
 
+def amount_in_words(amount: float) -> str:
+    """An amount of labels: a share up to 1 in percent, or a number."""
+    return f"{100 * amount:g} %" if amount <= 1 else f"{amount:,g}"
+
+
 def curve_table(curves: Mapping[str, Mapping[float, Sequence[float]]]) -> tuple[list[str], list[list[str]]]:
-    """Label curves as a table: heads, and a line for each start with a column for each share."""
-    shares = sorted({share for curve in curves.values() for share in curve})
+    """Label curves as a table: heads, and a line for each start with a column for each amount."""
+    amounts = sorted({amount for curve in curves.values() for amount in curve})
     lines = [
-        [start, *(_mean_and_range(curve[share], 1) if share in curve else "-" for share in shares)]
+        [start, *(_mean_and_range(curve[amount], 1) if amount in curve else "-" for amount in amounts)]
         for start, curve in curves.items()
     ]
-    return ["2D EPE, px, by the share of the labels", *(f"{100 * share:g} %" for share in shares)], lines
+    return ["2D EPE, px, by the labels", *map(amount_in_words, amounts)], lines
 
 
 def _mean_and_range(values: Sequence[float], decimals: int = 3) -> str:

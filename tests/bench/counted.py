@@ -107,7 +107,7 @@ def graphs_kept() -> dict[str, Any]:
             first.step(batch)
             saved = {**first.state_dict(), "step": 1, "norm_ranks": 1}
         reserved, weights = first.exact.reserved_bytes, sum(p.nbytes for p in first.network.parameters())
-        needed, found = HEADROOM_BYTES + held_bytes + reserved + 3 * weights + 2 * graph_bytes, {}
+        needed, found = HEADROOM_BYTES + held_bytes + reserved + 4 * weights + 2 * graph_bytes, {}
         for name in ("new", "resumed", "beside the loader"):
             with counting(needed + 50_000):
                 one = state()

@@ -148,15 +148,14 @@ def test_what_a_study_only_compares_does_not_count(tmp_path: Path) -> None:
     rows = [
         *(
             arm(name, seed, epe_px=px)
-            for name, px in (("translation_peclr", 9.0), ("translation_simclr", 10.0))
+            for name, px in (("translation_peclr", 9.0), ("translation_simclr", 10.0), ("random", 12.0))
             for seed in (0, 1)
         ),
         compared("translation_peclr", "translation_simclr", "epe_px", [-1, -1], -1.5, -0.5),
+        compared("translation_peclr", "random", "epe_px", [-3, -3], -3.5, -2.5),
         {"kind": "constant", "mean_keypoints_epe_px": 36.0},
     ]
-    write_rows(
-        tmp_path, *({"study": study, **row} for study in ("geometric", "translation_strategies") for row in rows)
-    )
+    write_rows(tmp_path, *({"study": "geometric", **row} for row in rows))
     assert (
         "1 of the 1 measured claims counts: its networks are better than a constant. 1 has the paper's sign"
         in section(tmp_path, "studies")
@@ -216,6 +215,20 @@ def test_errors_are_drawn_over_the_share_of_the_labels(tmp_path: Path) -> None:
     assert "| frozen_030 | 41.000 (40.000 to 42.000) |" in text
     assert "| simclr_best | 51.000 (50.000 to 52.000) |" in text  # is no share of simclr's
     assert "scratch_030" not in text
+
+
+def test_labels_may_be_counted(tmp_path: Path) -> None:
+    """Of landmarks.toml, whose arms name files of 20 to 1,000 landmarked images."""
+    rows = [arm(f"both_{count}", seed, epe_px=30 - count / 100) for count in (20, 1000) for seed in (0, 1)]
+    write_rows(tmp_path, *({"study": "landmarks", **row} for row in rows))
+    study, found = read_toml(FILES / "landmarks.toml"), study_rows(tmp_path, "landmarks", "small")
+    curves = label_curves(study, found, "epe_px")
+    assert curves == {"both": {20: [29.8, 29.8], 1000: [20, 20]}}
+    (axes,) = draw_label_curves(curves, found).axes
+    assert [axes.xaxis.get_major_formatter()(place) for place in axes.get_xticks()] == ["20", "1,000"]
+    text = section(tmp_path, "study landmarks")
+    assert "| 2D EPE, px, by the labels | 20 | 1,000 |" in text
+    assert "| both | 29.8 (29.8 to 29.8) | 20.0 (20.0 to 20.0) |" in text
 
 
 def test_arms_with_label_curves_are_listed_where_they_have_other_metrics(tmp_path: Path) -> None:

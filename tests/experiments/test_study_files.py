@@ -160,12 +160,16 @@ def toy(file: Path, hands: Path, out: Path, number: int) -> Plan:
     study = load_study(file)
     settings = [f"scales.small.data.{name}.root={hands}" for name in study.scales["small"].data]
     settings += [f"scales.small.data.{name}.held_out=['data.split=all']" for name in study.scales["small"].data]
+    for name, dataset in study.scales["small"].data.items():
+        kept = [key for key in dataset.set if not key.startswith(("data.source", "data.box", "data.split"))]
+        settings.append(f"scales.small.data.{name}.set={kept}")
     for kind in ("pretrain", "measured"):
         settings += [f"scales.small.{kind}.config=[]", f"scales.small.{kind}.set={list(TOY)}"]
     for table, arms in (("pretrain", study.pretrain), ("arms", study.arms)):
         settings += [f"{table}.{name}.set_at.small=[]" for name in arms]  # epochs, among others
         for name, arm in arms.items():
-            kept = [key for key in arm.set if not key.startswith(("train.batch", "train.micro", "train.epochs"))]
+            of_size = ("train.batch", "train.micro", "train.epochs", "data.box")
+            kept = [key for key in arm.set if not key.startswith(of_size)]
             if any(key.startswith("pose.features") for key in kept):
                 kept.append("train.frozen=true")  # as in the files that are left out
             settings.append(f"{table}.{name}.set={kept}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.losses.nt_xent import NTXent
@@ -121,6 +123,27 @@ def test_second_step_does_not_see_the_gradients_of_the_first() -> None:
     once = [gradient.clone() for gradient in gradients(model)]
     run(model, 6, 2)
     assert_same(gradients(model), once)
+
+
+def test_gradients_of_all_tensors_are_summed_together() -> None:
+    """Autograd's own sum is a kernel for each tensor and micro-batch, which a fast GPU would wait for."""
+
+    class Sums(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.of: Counter[str] = Counter()
+
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.of[operator.overloadpacket.__name__] += 1
+            return operator(*args, **(kwargs or {}))
+
+    found = []
+    for micro_batch in (6, 2):
+        with Sums() as sums:
+            run(network(), 12, micro_batch)
+        found.append(sums.of)
+    assert found[1]["add_"] == found[0]["add_"]
+    assert found[1]["_foreach_add_"] - found[0]["_foreach_add_"] >= 4
 
 
 def test_scaler_scales_gradients_and_not_the_loss() -> None:

@@ -192,7 +192,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
         largest = self._largest_share
         weights = sum(p.nbytes for p in self.network.parameters() if p.requires_grad)
         share = 1 if self.world.device.type == "cuda" else _SHARE_OF_CPU
-        usable = int(share * self._free_bytes) - self.reserved_bytes - 3 * weights  # gradients, Adam's two moments
+        # Gradients, those of one micro-batch, Adam's two moments.
+        usable = int(share * self._free_bytes) - self.reserved_bytes - 4 * weights
         # One graph at a time has to fit in any case, and the last one is used at once.
         fitting = min(max(usable // max(graph_bytes, 1), 1), largest)
         kept = min(self.world.gather_objects(fitting))

@@ -78,10 +78,22 @@ class MicroBatchStep:
 
         The step's last call begins the sums over ranks, which `sum_gradients` ends.
         """
+        trained = [p for p in self.network.parameters() if p.requires_grad]
         is_shared = last and self.world.world_size > 1
-        summed = [p for p in self.network.parameters() if p.requires_grad] if is_shared else []
-        with begun_sums(self.world, summed) as self._sums:
-            torch.autograd.backward(result, gradient)
+        if is_shared or self.replayed:
+            with begun_sums(self.world, trained if is_shared else []) as self._sums:
+                torch.autograd.backward(result, gradient)
+            return
+        # Autograd would add each tensor's gradient by a kernel of its own.
+        before = [p.grad for p in trained]
+        for parameter in trained:
+            parameter.grad = None
+        torch.autograd.backward(result, gradient)
+        pairs = [(p, old) for p, old in zip(trained, before, strict=True) if old is not None]
+        if new := [(old, p.grad) for p, old in pairs if p.grad is not None]:
+            torch._foreach_add_([old for old, _ in new], [grad for _, grad in new])
+        for parameter, old in pairs:
+            parameter.grad = old
 
     def sum_gradients(self) -> None:
         """End the sums of the gradients over all ranks."""
