@@ -69,7 +69,7 @@ class StepsConfig:
             another precision than "auto" is set.
         device: "auto" uses a GPU if there is one.
         compile: torch.compile the network. "reduce-overhead" also replays its kernels as CUDA graphs, so that the CPU
-            starts few of them; it has not been tried on a GPU yet, and changes nothing on a CPU.
+            starts few of them; its speed on a GPU has not been measured, and it changes nothing on a CPU.
         channels_last: keep the network's tensors channels-last.
         threads: CPU threads of torch. Unset: torch's choice for one process, else the process's share of the cores.
     """
