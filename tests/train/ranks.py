@@ -18,15 +18,12 @@ import torch
 
 from tests.train.narrow import narrow_resnet18
 
+_ROOT = Path(__file__).parents[2]
 _WAIT_S = 0.2
 
 os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as cli.py does; torch reads it when the server of forks imports it
 
-# Imported once for all ranks; the last is what torch imports at the first backward pass, for seconds.
-_PRELOAD = [
-    "pytest", "peclr_dali.cli", "peclr_dali.train.pretrain", "peclr_dali.train.finetune", "torch._dynamo",
-    "torch.fx.experimental.symbolic_shapes",
-]  # fmt: skip
+_PRELOAD = ["pytest", "tests.train.preloaded"]
 
 
 def free_port() -> int:
@@ -126,6 +123,15 @@ def command(arguments: Sequence[str]) -> None:
 
     with narrow_resnet18():
         main.main(list(arguments))
+
+
+def torchrun(arguments: Sequence[str]) -> None:
+    """`torchrun ...`, whose ranks are processes of their own, as ever."""
+    from torch.distributed.run import main
+
+    os.chdir(_ROOT)
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
+    main(list(arguments))
 
 
 def _run(name: str, settings: Sequence[str]) -> None:
