@@ -57,28 +57,30 @@ def test_a_second_start_is_one_line_and_touches_nothing(resume: str, images: Pat
 def test_ranks_whose_launcher_was_killed_save_and_leave(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     arguments = pretrain(images, out, "train.epochs=100000", resume="auto")
-    with tiny_run.start(arguments, processes=2) as launcher:
-        try:
-            wait_for(lambda: len(steps_of(out)) > 2)
-            started = [child for child in psutil.Process(launcher.pid).children() if tiny_run.CLI in child.cmdline()]
-            assert len(started) == 2
-        finally:
-            launcher.kill()
-        _, alive = psutil.wait_procs(started, timeout=PATIENCE_S)
-        for rank in alive:
-            rank.kill()
-        output = launcher.stdout.read() if launcher.stdout is not None else ""
-        assert alive == [], output
+    logs = (tmp_path / "torchrun.log", tmp_path / "again.log")
+    words = ["--standalone", "--nproc-per-node=2", "--max-restarts=0", tiny_run.CLI, *arguments]
+    (launcher,) = ranks.start_ranks(1, ranks.torchrun, words, log=logs[0])
+    try:
+        wait_for(lambda: len(steps_of(out)) > 2)
+        started = [child for child in psutil.Process(launcher.pid).children() if tiny_run.CLI in child.cmdline()]
+        assert len(started) == 2
+    finally:
+        ranks.kill([launcher])
+    _, alive = psutil.wait_procs(started, timeout=PATIENCE_S)
+    for rank in alive:
+        rank.kill()
+    output = logs[0].read_text()
+    assert alive == [], output
     assert "stopped by SIGTERM after step" in output
     done = len(steps_of(out))
     assert steps_of(out) == list(range(1, done + 1))
 
-    with tiny_run.start(arguments) as again:
-        try:
-            wait_for(lambda: len(steps_of(out)) > done)
-        finally:
-            again.send_signal(signal.SIGTERM)
-            said, _ = again.communicate(timeout=PATIENCE_S)
+    (again,) = ranks.start_ranks(1, ranks.command, arguments, log=logs[1])
+    try:
+        wait_for(lambda: len(steps_of(out)) > done)
+    finally:
+        again.terminate()
+        said = ranks.finish([again], logs[1], code=128 + signal.SIGTERM)
     assert "resuming after step" in said
     assert steps_of(out) == list(range(1, len(steps_of(out)) + 1))
 

@@ -37,8 +37,9 @@ from peclr_dali.pipelines.sources.shards.index_file import INDEX_MARK
 from peclr_dali.pipelines.sources.shards.load import load_shards
 from peclr_dali.pipelines.sources.shards.pack import pack
 from peclr_dali.pipelines.sources.shards.shard_store import member_name
-from tests.command_line import run_cli
+from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
+from tests.train.narrow import narrow_resnet18
 
 ROOT = Path(__file__).parents[3]
 FORMATS: dict[str, Any] = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -635,6 +636,7 @@ def test_shards_of_pack_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 # The command.
 
 
+@pytest.mark.usefixtures("logging_set_back")
 def test_the_command_line_trains_on_foreign_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two shards hold the images of a folder in its order, each beside a description."""
     images = tmp_path / "images"
@@ -654,7 +656,8 @@ def test_the_command_line_trains_on_foreign_shards(tmp_path: Path, capsys: pytes
     assert [ours.read(row) for row in range(50)] == [theirs.read(row) for row in range(50)]
     chosen = ("data.source=shards", "data.shuffle_shards=2", "train.epochs=1", "optim.warmup_epochs=0")
     overrides = tiny_run.settings(tmp_path / "index", tmp_path / "run", *chosen)
-    tiny_run.finish(tiny_run.start(["pretrain", *(word for one in overrides for word in ("--set", one))]))
+    with narrow_resnet18():
+        assert run_cli("pretrain", *as_options(overrides)) == 0
     assert len(tiny_run.final_weights(tmp_path / "run", steps=4))
     steps = tiny_run.samples_of_steps(tmp_path / "run")
     order = build_order(load_index(DataConfig("shards", str(tmp_path / "index"), shuffle_shards=2)), batch=12, seed=0)

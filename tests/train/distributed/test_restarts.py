@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,23 +17,16 @@ from peclr_dali.errors import Outage, RanksLost, ReportedByAnotherRank, UserErro
 from peclr_dali.errors.refused import machine_error_line
 from peclr_dali.train.commands import training
 from tests.command_line import as_options, run_cli
-from tests.train import tiny_run
-from tests.train.ranks import free_port
-
-ROOT = Path(__file__).parents[3]
+from tests.train import ranks, tiny_run
 
 
-def launch(*arguments: str, restarts: int) -> list[str]:
+def launch(*arguments: str, restarts: int, log: Path) -> list[str]:
     """What the ranks that torchrun starts print."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={restarts}",
-                f"--master-port={free_port()}"]  # fmt: skip
-    done = subprocess.run(
-        [*torchrun, "cli.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.count("failed (exitcode: 2)") == restarts + 1, done.stderr  # torchrun's line for each attempt
-    return [line for line in (done.stdout + done.stderr).splitlines() if "error: " in line]
+    torchrun = ["--nproc-per-node=2", f"--max-restarts={restarts}", f"--master-port={ranks.free_port()}"]
+    processes = ranks.start_ranks(1, ranks.torchrun, [*torchrun, "cli.py", *arguments], log=log)
+    printed = ranks.finish(processes, log, code=1)
+    assert printed.count("failed (exitcode: 2)") == restarts + 1, printed  # torchrun's line for each attempt
+    return [line for line in printed.splitlines() if "error: " in line]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +45,7 @@ def test_torchrun_reports_bad_input_once(arguments: list[str], expected: str, tm
     (tmp_path / "empty").mkdir()
     filled = [argument.replace("{here}", str(tmp_path)) for argument in arguments]
     steps = ["--set", "train.batch=8", "--set", "train.micro_batch=4", "--set", "train.device=cpu"]
-    (line,) = launch("pretrain", "--out", str(tmp_path / "out"), *steps, *filled, restarts=1)
+    (line,) = launch("pretrain", "--out", str(tmp_path / "out"), *steps, *filled, restarts=1, log=tmp_path / "log")
     assert expected.replace("{here}", str(tmp_path)) in line
     assert not (tmp_path / "out").exists()
 
