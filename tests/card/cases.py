@@ -201,7 +201,7 @@ def run_finetuning(case: Case, *overrides: str) -> None:
     settings = tiny_hands.settings(case.hands, case.out, "train.epochs=1", *RARE, "train.device=cuda", *overrides)
     with watched_loop(case), case.phase("end"):
         finetune(load_config(FinetuneConfig, [], settings))
-    pictures = str(case.hands / "training" / "rgb" / "0000000?.jpg")
+    pictures = str(case.hands / "training" / "rgb" / "0000000[01].jpg")
     for command, *words in (("predict", pictures), ("evaluate",), ("evaluate", "--crop", "two-pass")):
         with case.phase(command):
             assert run_cli(command, str(case.out), *words, "--out", str(case.out.with_suffix(f".{command}"))) == 0

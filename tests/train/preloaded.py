@@ -7,7 +7,7 @@ import matplotlib.backends.backend_agg  # noqa: F401
 import numpy as np
 import torch._dynamo
 import torch.fx.experimental.symbolic_shapes  # torch imports both at the first backward pass, for seconds
-import torch.utils.tensorboard  # type: ignore[attr-defined]  # noqa: F401
+import torch.utils.tensorboard  # noqa: F401
 
 from peclr_dali import cli  # noqa: F401
 from peclr_dali.pipelines.files.check import check_image

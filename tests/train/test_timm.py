@@ -8,7 +8,6 @@ from typing import Any
 
 import cv2
 import pytest
-import timm
 import torch
 
 from peclr_dali.errors import UserError
@@ -92,6 +91,8 @@ def test_all_weights_decay_except_biases_norms_and_positions(name: str, run: Pat
 
 @pytest.mark.parametrize("file", ["encoder.pth", "encoder.safetensors"])
 def test_timm_loads_what_is_exported(file: str, name: str, run: Path, tmp_path: Path) -> None:
+    import timm  # takes long, and every process collects all tests
+
     note = export_encoder(run, tmp_path / file)
     options: dict[str, Any] = {"img_size": 32} if name == "timm/test_vit" else {}
     assert f"num_classes=0{', img_size=32' if options else ''})" in note

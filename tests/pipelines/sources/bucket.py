@@ -13,8 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
-from moto.server import ThreadedMotoServer
-
 Fault = Literal["500", "InvalidToken", "cut", "slow", "half", "changed"]
 """What goes wrong with a request.
 
@@ -39,6 +37,8 @@ class Bucket:
     """
 
     def __init__(self, folder: Path) -> None:
+        from moto.server import ThreadedMotoServer  # takes long, and every process collects all tests
+
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._moto.start()
@@ -93,7 +93,7 @@ class Bucket:
         self._moto.stop()
         time.sleep(down_s)
         host, port = self._upstream
-        self._moto = ThreadedMotoServer(host, port, verbose=False)
+        self._moto = type(self._moto)(host, port, verbose=False)
         self._moto.start()
         with self.lock:
             self.restarts += 1
