@@ -45,12 +45,16 @@ def logging_set_back() -> Iterator[None]:
     root.handlers[:] = handlers
 
 
-_LONGEST = ("test_pretrain.py", "test_kills.py", "test_report.py", "test_finetune.py", "test_check_data.py")
-"""Files whose tests take minutes begin first: a worker runs a whole file, and the others would wait at the end."""
+_LONGEST = (
+    "test_finetune.py", "test_pretrain.py", "test_missing_ranks.py", "test_gpu.py", "test_predict.py", "test_card.py",
+    "test_export.py", "test_exif.py", "test_check_data.py", "test_views.py", "test_mutated_files.py",
+    "test_remote_shards.py", "test_kills.py", "test_compiled.py", "test_one_run_per_folder.py", "test_report.py",
+)  # fmt: skip
+"""Files whose tests take long begin first: a worker runs a whole file, and the others would wait at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in _LONGEST)
+    items.sort(key=lambda item: _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST))
     if torch.cuda.is_available():
         return
     for item in items:

@@ -161,7 +161,7 @@ def test_runs_keep_as_many_graphs_whatever_is_in_memory_when_they_begin(
     assert counted("graphs kept") == {"new": 2, "resumed": 2, "beside the loader": 2}
 
 
-@pytest.mark.parametrize("recompute", ["never", "always"])
+@pytest.mark.parametrize("recompute", [pytest.param("never", marks=pytest.mark.slow), "always"])
 def test_the_counted_peak_is_that_of_torchs_profiler(recompute: str, counted: Callable[[str], dict[str, int]]) -> None:
     """Of the tensors behind the card, and of the same step on the CPU. An operator of the CPU may hold something."""
     found = counted(recompute)
@@ -181,6 +181,7 @@ def test_the_time_is_the_longest_of_bytes_operations_and_kernels() -> None:
     assert count.seconds(gpu, assumed, of_products=True) == 2 * 4
 
 
+@pytest.mark.slow
 def test_steps_are_estimated_without_a_gpu_and_what_does_not_fit_stops_no_other(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,7 +105,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("positive", ["self", "time"])
+@pytest.mark.parametrize("positive", ["self", pytest.param("time", marks=pytest.mark.slow)])
 def test_killed_twice(folder: Path, positive: str) -> None:
     kill_at_random(folder, ranks.pretrain_slowly, kills=2, epochs=1, positive=positive)
 

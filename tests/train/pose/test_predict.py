@@ -142,7 +142,7 @@ def resnet18_with_linear_head(tensors: dict[str, Tensor], image: Tensor) -> Tens
     return (raw.reshape(-1, 21, 3)[..., :2] + 0.5) * image.shape[-1]
 
 
-@pytest.mark.parametrize("trained_in", ["auto", "bf16"])
+@pytest.mark.parametrize("trained_in", ["auto", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_keypoints_are_those_of_the_tensors_in_float32_and_of_onnx(
     trained_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
