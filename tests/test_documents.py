@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -60,6 +61,7 @@ def named_settings(text: str) -> list[tuple[str, str]]:
     return [(key, value) for key, equals, value in found if equals and (key, value) not in PLACEHOLDERS]
 
 
+@cache  # not when the file is imported, since every process collects all tests
 def our_files() -> dict[str, str]:
     """Paths from the root, with the text of Python files; no hidden folder, no tests' text."""
     found = {}
@@ -72,7 +74,6 @@ def our_files() -> dict[str, str]:
     return found
 
 
-OUR_FILES = our_files()
 OTHERS = {"src/models/utils.py", "utils.py", "bad.0.jsonl", "bad.1.jsonl", "mine.jsonl", "pipelines/sources/yours.py",
           "tests/pipelines/sources/test_yours.py"}  # fmt: skip
 """The authors' files, and those that a reader names."""
@@ -185,8 +186,8 @@ def test_a_wrong_default_is_found(section: str, cell: str, count: int) -> None:
 
 def is_file(name: str) -> bool:
     """Whether a path, of which the beginning may be left out, is a file of ours, or a file's name that our code has."""
-    written = "/" not in name and any(f'"{name}"' in text for text in OUR_FILES.values())
-    return written or any(f"/{file}".endswith(f"/{name}") for file in OUR_FILES)
+    written = "/" not in name and any(f'"{name}"' in text for text in our_files().values())
+    return written or any(f"/{file}".endswith(f"/{name}") for file in our_files())
 
 
 def test_every_file_and_link_exists() -> None:
@@ -228,7 +229,7 @@ def is_module(name: str) -> bool:
 
 def test_every_module_that_is_named_exists() -> None:
     dotted = re.compile(r"peclr_dali(?:\.\w+)+")
-    texts = {path: text for path, text in OUR_FILES.items() if text}
+    texts = {path: text for path, text in our_files().items() if text}
     texts |= {page.name: page.read_text(encoding="utf-8") for page in PAGES}
     wrong = {
         f"{path}: {name}"
