@@ -57,15 +57,19 @@ def test_tables_are_those_of_the_last_rows(tmp_path: Path) -> None:
 
 def test_what_a_gpu_measured_is_told_from_what_a_cpu_did(tmp_path: Path) -> None:
     page = "<!-- rows: gpu-measured -->\n<!-- end rows -->\n<!-- rows: gpu-in-short -->\n<!-- end rows -->\n"
-    write_rows(tmp_path / "train.jsonl", step_row(1, "Card", settings={"repeats": 2}), step_row(9))
+    small = {"settings": {"repeats": 2}, "overlay": "rtx_11gb", "torch_memory_gib": 9.5}
+    rows = [step_row(1, "Card", **small), step_row(7, "Card", overlay="a100"), step_row(9)]
+    write_rows(tmp_path / "train.jsonl", *rows)
     write_rows(tmp_path / "loader.jsonl", loader_row(4000, "Card") | {"sources": "small", "settings": {"batch": 8}})
     assert fill_tables(page, tmp_path).count("No row yet.") == 2
     step = {
-        "machine": machine("Card"), "encoder": "resnet50", "side_px": 128, "precision": "bf16", "batch": 2048,
+        "machine": machine("Card") | {"torch": "2", "cuda": "13"}, "encoder": "resnet50", "side_px": 128,
+        "precision": "bf16", "batch": 2048,
         "compile": False, "host_s": 0.5, "peak_gib": 5.0, "kernels": None, "busy_s": None,
     }  # fmt: skip
     steps = [step | {"micro_batch": n, "step_s": 1 / n, "images_per_s": n, "graphs_kept": 4} for n in (128, 512)]
-    write_rows(tmp_path / "gpu_steps.jsonl", *steps)
+    other = step | {"machine": machine("Other"), "micro_batch": 64, "step_s": 9.0, "images_per_s": 9, "graphs_kept": 4}
+    write_rows(tmp_path / "gpu_steps.jsonl", other, *steps)
     kinds = [
         {"machine": machine("Card"), "kind": kind, "jitter": "hsv", "fill": 0} for kind in ("png", "jpeg", "fused")
     ]
@@ -73,14 +77,15 @@ def test_what_a_gpu_measured_is_told_from_what_a_cpu_did(tmp_path: Path) -> None
     made = fill_tables(page, tmp_path)
     assert "| resnet50 | 512 | no | 0.002 | 512 | 0.500 | - | - | 4 of 4 | 5.0 |" in made
     assert "| images/s, with the loader | 1.0 (1.0 to 2.0) |" in made
-    assert "of PNG files is 0.000 and of JPEG files is 0.100; between the fused kernel and" in made
-    assert "| step, micro-batches of 128 | 128 |" in made
+    assert "of PNG files is 0.000 and of JPEG files is 0.100; of the fused kernel from" in made
+    assert "| resnet50 | 64 |" not in made  # of another card
+    assert "| micro-batches of 128 | 128 |" in made
     assert "| loader alone | 4000 |" in made
 
 
 def test_figures_of_a_gpu_are_those_of_each_overlays_last_row(tmp_path: Path) -> None:
     page = "<!-- rows: gpu -->\n<!-- end rows -->\n"
-    assert "none of this has been measured" in fill_tables(page, tmp_path)
+    assert "No row of `bench-gpu` yet" in fill_tables(page, tmp_path)
     of = {"encoder": "resnet50", "loader_images_per_s": 4000}
     rows = [
         step_row(rate, "Card", overlay=name, **of) for name, rate in (("a100", 1), ("rtx_11gb", 1000), ("a100", 2000))

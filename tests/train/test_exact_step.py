@@ -146,6 +146,37 @@ def test_gradients_of_all_tensors_are_summed_together() -> None:
     assert found[1]["_foreach_add_"] - found[0]["_foreach_add_"] >= 4
 
 
+@pytest.mark.parametrize("rarely", [{0}, {1}, {0, 2}, {3}, set()])
+def test_a_layer_that_only_some_micro_batches_use_has_their_gradient(rarely: set[int]) -> None:
+    """Also if the first or the last one does not use it. Without any, there is no gradient."""
+
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.rare = nn.Linear(3, 4), nn.Linear(3, 4)
+            self.double()
+
+        def forward(self, image: Tensor) -> Tensor:
+            used = self.always(image)
+            return used + self.rare(image) if int(image[0, 0]) in rarely else used  # the micro-batch's number
+
+    images = torch.rand(8, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    images[..., 0] += torch.arange(4).repeat_interleave(2)[:, None]
+    torch.manual_seed(0)
+    model = Sometimes()
+
+    def embed(batch: Tensor, rows: slice) -> Tensor:
+        return torch.stack([model(view) for view in batch[rows].unbind(1)])
+
+    whole = torch.cat([embed(images, slice(start, start + 2)) for start in range(0, 8, 2)], dim=1)
+    expected = torch.autograd.grad(NTXent()(whole), list(model.parameters()), allow_unused=True)
+    ExactStep(model, embed, NTXent(), batch=8, micro_batch=2, recompute="never")(images)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert (parameter.grad is None) == (gradient is None)
+        if gradient is not None:
+            torch.testing.assert_close(parameter.grad, gradient, atol=1e-12, rtol=0)
+
+
 def test_scaler_scales_gradients_and_not_the_loss() -> None:
     plain, scaled = network(), network()
     scaler = GradScaler("cpu", init_scale=1024.0)

@@ -66,9 +66,9 @@ class ExactStep(MicroBatchStep, Generic[B]):
             gets those of the whole batch after the embeddings, without graph. By default there are none.
         recompute: "never" keeps the graphs of all micro-batches. "always" keeps none and recomputes each. "auto" keeps
             as many as fit, by the size of the first one, and at least one: into the memory that is free when the step
-            is made, without `reserved_bytes`, gradients and Adam's two moments. So make it before the loader and the
-            optimiser take theirs. If a GPU lacks memory all the same, a single process keeps one less and repeats the
-            step.
+            is made, without `reserved_bytes`, gradients, those of one micro-batch and Adam's two moments. So make it
+            before the loader and the optimiser take theirs. If a GPU lacks memory all the same, a single process keeps
+            one less and repeats the step.
         reserved_bytes: memory of the device that batches will take, those that the loader makes ahead among them.
         kept_graphs: number of micro-batches whose graphs a rank keeps, the last ones, the same on all ranks. The others
             are computed twice. None until "auto" has measured, in the first call.

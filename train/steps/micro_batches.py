@@ -76,6 +76,8 @@ class MicroBatchStep:
     def backward(self, result: Tensor, gradient: Tensor | None = None, *, last: bool) -> None:
         """Add a micro-batch's gradient to `.grad`, given that of its result; None if the result is the loss.
 
+        A hook on a parameter's gradient sees the micro-batch's, or, in the last call of several ranks, the sum.
+
         The step's last call begins the sums over ranks, which `sum_gradients` ends.
         """
         trained = [p for p in self.network.parameters() if p.requires_grad]
