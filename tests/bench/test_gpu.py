@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -21,6 +21,7 @@ from peclr_dali.bench.gpu.card.environment import card_environment
 from peclr_dali.bench.gpu.command import SHIPPED, limited
 from peclr_dali.bench.gpu.estimate import Assumed, Count, Gpu, Operator
 from peclr_dali.bench.rows import read_rows, rows_of
+from peclr_dali.errors import UserError
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.steps.memory import HEADROOM_BYTES
 from tests.bench.counted import profiled_peak, settled
@@ -203,6 +204,26 @@ def test_steps_are_estimated_without_a_gpu_and_what_does_not_fit_stops_no_other(
 
 
 _ROWS = {(row["configuration"], row["gpu"]): row for row in rows_of(RESULTS / "gpu_estimate.jsonl")}
+
+
+@pytest.mark.usefixtures("environment")
+def test_an_estimate_writes_what_can_be_counted_and_tells_what_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def figures_of(files: Sequence[Path], overrides: Sequence[str], gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
+        if gpus[0].name == "A100, 40 GB":
+            raise UserError("no room")
+        return [dict(_ROWS["peclr_rn50", gpu.name]) for gpu in gpus]
+
+    monkeypatch.setattr(estimate, "figures_of", figures_of)
+    assert run_cli("bench-gpu", "--estimate", "--out", str(tmp_path), "-c", "peclr_rn50") == 1
+    shown = capsys.readouterr()
+    assert "no room" in shown.err
+    assert "nothing was timed on a card" in shown.out
+    names = [gpu.name for gpu in estimate.GPUS]
+    assert [row["gpu"] for row in read_rows(tmp_path / "gpu_estimate.jsonl")] == [
+        name for name in names if name != "A100, 40 GB"
+    ]
 
 
 _FAST = "peclr_rn50 on A100, 80 GB"

@@ -157,7 +157,7 @@ def test_a_layer_that_only_some_micro_batches_use_has_their_gradient(rarely: set
             self.double()
 
         def forward(self, image: Tensor) -> Tensor:
-            used = self.always(image)
+            used: Tensor = self.always(image)
             return used + self.rare(image) if int(image[0, 0]) in rarely else used  # the micro-batch's number
 
     images = torch.rand(8, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
