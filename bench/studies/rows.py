@@ -25,7 +25,7 @@ COMPARISON_HEADS: Final = ("", "metric", "each seed", "mean", "95 % interval", "
 _BEATS: Final = {True: "yes", False: "**no**", None: "-"}
 _OF_THE_DISTANCE: Final = ("epe_cm", "auc")
 """Metrics that count the distance to the camera. A read-out has it from the size of predicted bones alone, which shrink
-where it is unsure; so these metrics would measure the shrinking."""
+where it is unsure; so these metrics measure the shrinking, unless the root's depth was the label's ("true_root")."""
 CONSTANT_ROTATION: Final = "constant_rotation_error_px"
 """Key of a map's row, see `peclr_dali.experiments.measure.measure_maps`. Rows from before it have none."""
 _CONSTANTS: Final = {
@@ -86,7 +86,8 @@ def study_rows(results: Path, study: str, scale: str) -> StudyRows:
             continue
         match row["kind"]:
             case "arm" if row["arm"] in arms:
-                left_out = _OF_THE_DISTANCE if by_of[row["arm"]] == "probe" else ()
+                is_unsure = by_of[row["arm"]] == "probe" and not row.get("true_root")
+                left_out = _OF_THE_DISTANCE if is_unsure else ()
                 kept = {key: value for key, value in row.items() if key not in left_out}
                 found.arms.setdefault(row["arm"], {})[row["seed"]] = kept
             case "comparison" if {row["better"], row["than"]} <= arms:

@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from peclr_dali.train.evaluation.network_errors import evaluation_config, held_o
 from peclr_dali.train.pose.inference import Poses, estimate_poses
 from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
+from peclr_dali.train.pose.sample_errors import with_true_root
 from peclr_dali.train.runs.checkpoint import CHECKPOINTS, Checkpoints, find_checkpoint
 from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.writing import whole_file
@@ -43,8 +45,14 @@ SIDE_PX = 128.0
 def measured_errors(plan: Plan, seed: int, name: str) -> Arrays:
     """The errors of an arm as `measure_errors` gives them; read from a file if that was made from this network, on
     these images. A damaged file is a `UserError`.
+
+    Read-outs are measured with the true depth of the root: they would have it from the size of the predicted bones
+    alone, which shrink where they are unsure.
     """
-    return _kept(plan, seed, f"errors_{plan.by(plan.arms[name].network or name)}", name, measure_errors)
+    by = plan.by(plan.arms[name].network or name)
+    if by == "probe":
+        return _kept(plan, seed, f"errors_{by}", name, partial(measure_errors, true_root=True), [1])
+    return _kept(plan, seed, f"errors_{by}", name, measure_errors)
 
 
 def measured_maps(plan: Plan, maps: Maps, seed: int, name: str) -> Arrays:
@@ -136,8 +144,8 @@ class HeldOut:
         return estimate_poses(self.run.network, index, self.labels.intrinsics, self.config, world, **options)
 
 
-def measure_errors(run: PoseRun, overrides: Sequence[str]) -> Arrays:
-    """Errors of a network on N images.
+def measure_errors(run: PoseRun, overrides: Sequence[str], *, true_root: bool = False) -> Arrays:
+    """Errors of a network on N images, with the predicted depth of the root or the label's.
 
     Returns:
         The table (N, K) of each metric that the labels allow, before the mean, and "groups", (N,) group numbers, as for
@@ -146,6 +154,9 @@ def measure_errors(run: PoseRun, overrides: Sequence[str]) -> Arrays:
     images = HeldOut(run, overrides)
     with progress_bar("measuring") as progress:
         poses = images.poses(images.index, progress=progress)
+    if true_root:
+        root = images.labels.skeleton.keypoints.index(images.config.pose.root)
+        poses = with_true_root(poses, images.labels, root)
     tables = measure(run, images.config, images.index, images.labels, poses).tables
     group = images.index.group
     return {**tables, "groups": np.arange(len(images.index)) if group is None else group}

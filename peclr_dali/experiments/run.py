@@ -103,6 +103,7 @@ def _measure(plan: Plan, seed: int, name: str) -> Row:
         _require_same_start(plan, seed, name)
         (finetune if plan.by(name) == "finetune" else fit_read_out)(config, "auto")
     errors = measured_errors(plan, seed, name)
+    row |= {"true_root": True} if plan.by(name) == "probe" else {}
     return row | {metric: metric_of(table) for metric, table in errors.items() if metric in METRICS}
 
 

@@ -93,7 +93,8 @@ def write_network(run: Path, content: str) -> None:
     write_checkpoint(run / "checkpoints" / "step_000000001.pt", 1, {"content": content})
 
 
-def errors_of(network: Path, overrides: list[str]) -> Arrays:
+def errors_of(network: Path, overrides: list[str], *, true_root: bool = False) -> Arrays:
+    assert true_root == network.parents[1].name.startswith("probe_")  # of read-outs
     run = network.parents[1]
     seed = int(run.parent.name.removeprefix("seed_"))
     error = np.full((HANDS, 21), 1.0 + 0.01 * seed - (0.2 if "ours" in run.name else 0.0))
@@ -240,8 +241,8 @@ def test_an_arm_starts_from_the_measured_one_before_it(training: Training, tmp_p
     record, read_out = tmp_path / "rows.jsonl", Training()
     with patch.object(run, "fit_read_out", read_out):
         run_study(plan, record)
-    measured = {row["arm"]: row["by"] for row in rows_of(record) if row["kind"] == "arm"}
-    assert measured == {"tuned": "finetune", "again": "probe"}
+    measured = {row["arm"]: (row["by"], row.get("true_root")) for row in rows_of(record) if row["kind"] == "arm"}
+    assert measured == {"tuned": ("finetune", None), "again": ("probe", True)}
     assert {path.name for path in plan.out.glob("seed_0/*") if path.is_dir()} == {
         "pretrain_peclr", "finetune_tuned", "probe_again",
     }  # fmt: skip

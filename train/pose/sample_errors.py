@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,18 @@ class Errors:
         """The errors as tables (N, K), one for each of the `METRICS` that the labels allow."""
         tables = score_tables(self.in_3d) if self.in_metres else {"pa_epe_px": self.in_3d.pa_error_m}
         return {**tables, "epe_px": self.in_px}
+
+
+def with_true_root(poses: Poses, labels: PoseLabels, root: int) -> Poses:
+    """The poses of N images with the label's depth of the root, keypoint `root`, where there is one.
+
+    Each keypoint moves along its ray, so that its pixel and its depth relative to the root stay. EPE and AUC then do
+    not measure how well the distance to the camera is known.
+    """
+    depth = poses.joints[..., 2]
+    true_depth = labels.joints[:, root, 2].astype(np.float64) / labels.scale_m
+    moved = poses.joints * ((depth - depth[:, [root]] + true_depth[:, None]) / depth)[..., None]
+    return replace(poses, joints=np.where(np.isfinite(true_depth)[:, None, None], moved, poses.joints))
 
 
 def errors_of(
