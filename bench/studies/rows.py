@@ -302,8 +302,9 @@ def _arms(study: Row, found: dict[str, StudyRows]) -> tuple[list[str], list[list
     def cell(name: str, metric: str, column: str) -> str:
         if column == "published":
             return f"{published[name][metric]:g}" if metric in published[name] else "-"
-        values = [row[metric] for row in found[column].arms.get(name, {}).values() if metric in row]
-        return _mean_and_range(values) if values else "-"
+        rows = [row for row in found[column].arms.get(name, {}).values() if metric in row]
+        mark = " *" if metric in _OF_THE_DISTANCE and any(row.get("true_root") for row in rows) else ""
+        return _mean_and_range([row[metric] for row in rows]) + mark if rows else "-"
 
     in_curves: set[str] = set()
     if {metric for metric, _ in columns} == {"epe_px"}:  # which the table of the curves has

@@ -69,7 +69,7 @@ def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
     assert "| 30.000 (29.000 to 31.000) | 7.000 (7.000 to 7.000) | 10.51 |" in made
     assert "EPE, cm, small" not in made.replace("2D EPE", "")  # of read-outs, with a root's depth that they guessed
     write_rows(tmp_path, *rows, arm("peclr_cells", 0, epe_px=25, epe_cm=98.0, true_root=True))
-    assert "| peclr_cells | 98.000 | -" in section(tmp_path, "study compositions")
+    assert "| peclr_cells | 98.000 * | -" in section(tmp_path, "study compositions")
     write_rows(tmp_path, *rows, {"study": "compositions", "kind": "constant", **constants})
     # 2 of 32 px; in EPE the sign is the other, and the interval is clear of zero
     assert "| -2.000 | -4.000 to +0.500 | +6.2 % | 12.8 % | yes | yes | no |" in made
