@@ -41,7 +41,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.machine.cores import available_cores
 from peclr_dali.machine.workers import start_worker
 from peclr_dali.skeleton import hand_rows
-from peclr_dali.synthetic.hand import draw_film, draw_hand, project, render_hand
+from peclr_dali.synthetic.hand import STUDIO, VARIED, draw_film, draw_hand, project, render_hand
 from peclr_dali.synthetic.photo import take_photo
 from peclr_dali.synthetic.scenes import Scene, draw_scene
 from peclr_dali.writing import write_bytes, write_text
@@ -71,11 +71,12 @@ class Recipe:
     scenes: int
     format: int = FORMAT
     sequences: int = 0
+    varied: bool = False
 
     @property
     def described(self) -> dict[str, int]:
-        """The arguments as they are written down; datasets without sequences say nothing of them."""
-        return {name: value for name, value in asdict(self).items() if name != "sequences" or value}
+        """The arguments as they are written down; those added later only where they are used."""
+        return {name: value for name, value in asdict(self).items() if name not in ("sequences", "varied") or value}
 
     @property
     def frames(self) -> int:
@@ -115,6 +116,7 @@ def make_dataset(
     seed: int,
     scenes: int = 40,
     sequences: int = 0,
+    varied: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> None:
@@ -127,6 +129,7 @@ def make_dataset(
         poses: number of poses of the training part; each has four images.
         scenes: backgrounds with their light, shared by all poses.
         sequences: if not 0, the poses are frames of so many films in HO-3D's layout, each rendered once.
+        varied: cameras from all directions and from near, hands of all sizes, more sleeves and held objects.
         workers: processes; by default one per core that this process may use.
         progress: called with (images done, images in all) as they are written.
 
@@ -143,7 +146,9 @@ def make_dataset(
         raise UserError(
             f"sequences is {sequences} for {poses} poses, expected two frames or more in each: choose fewer"
         )
-    recipe = Recipe(poses, seed, scenes, sequences=sequences)
+    if sequences and varied:
+        raise UserError("varied is given with sequences, expected one of the two: films have the studio's cameras only")
+    recipe = Recipe(poses, seed, scenes, sequences=sequences, varied=varied)
     if _is_finished(out, recipe):
         return
     _begin(out, recipe)
@@ -282,7 +287,8 @@ def _start_renderer() -> None:
 
 def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> Annotation:
     """Write the missing images of a pose; returns its annotations."""
-    hand = draw_hand(np.random.default_rng([recipe.seed, _POSE_STREAM, part.number, pose]))
+    rng = np.random.default_rng([recipe.seed, _POSE_STREAM, part.number, pose])
+    hand = draw_hand(rng, VARIED if recipe.varied else STUDIO)
     missing = [version for version in range(part.versions) if not (out / part.image(pose, version)).is_file()]
     if missing:
         rendering, scenes = render_hand(hand), scenes_of(recipe, part, pose)

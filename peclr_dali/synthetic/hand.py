@@ -18,12 +18,9 @@ from peclr_dali.synthetic.render import Rendering, render
 from peclr_dali.synthetic.surface import Paint, draw_paint
 
 SIDE_PX = 224
-_NEAREST_M = 0.25
 # From the hand frame to a camera that sees the back of an upright hand.
 _FACING = np.diag([1.0, -1.0, -1.0])
 
-_SLEEVES = 0.4
-_HOLDING = 0.15
 _FRAMES_PER_POSE = 16
 # Standard deviations from a film's mean: the viewpoint's three angles in radians, the hand's size and place and the
 # place of the background in pixels.
@@ -51,6 +48,28 @@ def project(points_m: Floats, intrinsics: Floats) -> Floats:
     return np.asarray(image[:, :2] / image[:, 2:])
 
 
+class Variety(NamedTuple):
+    """What is drawn: directions in radians, focal lengths and sizes of the hand in pixels, its distance, shares of hands.
+
+    Attributes:
+        tilt: standard deviation and limit of the angle between the hand's long axis and the picture plane.
+        lean: standard deviation of the axis' direction in the picture, from upwards.
+        nearest_m: least distance from the camera to the middle of the hand.
+    """
+
+    tilt: tuple[float, float] = 0.5, 1.05
+    lean: float = 0.9
+    focal_px: tuple[float, float] = 400.0, 600.0
+    wanted_px: tuple[float, float] = 92.0, 148.0
+    nearest_m: float = 0.25
+    sleeves: float = 0.4
+    holding: float = 0.15
+
+
+STUDIO = Variety()
+VARIED = Variety((0.8, 1.4), 2.0, (160.0, 600.0), (56.0, 200.0), nearest_m=0.2, sleeves=0.6, holding=0.35)
+
+
 class Viewpoint(NamedTuple):
     """Where a camera stands: angles in radians, focal lengths, and the size and place of the hand in the picture."""
 
@@ -63,23 +82,24 @@ class Viewpoint(NamedTuple):
     centre_px: Floats
 
 
-def draw_viewpoint(rng: np.random.Generator) -> Viewpoint:
-    """A viewpoint that sees the hand roughly centred, over about half of the picture.
+def draw_viewpoint(rng: np.random.Generator, variety: Variety = STUDIO) -> Viewpoint:
+    """A viewpoint that sees the hand roughly centred; in the studio over about half of the picture.
 
-    The hand turns freely about its long axis: it shows its back, its palm or an edge. This axis leaves the picture
-    plane by up to about 60 degrees. In the picture it mostly points upwards.
+    The hand turns freely about its long axis: it shows its back, its palm or an edge. In the studio, this axis leaves
+    the picture plane by up to about 60 degrees, and in the picture it mostly points upwards.
     """
     turn = float(rng.uniform(-np.pi, np.pi))
-    tilt = float(np.clip(rng.normal(0.0, 0.5), -1.05, 1.05))
-    lean = float(rng.normal(0.0, 0.9))
-    focal = float(rng.uniform(400.0, 600.0))
+    spread, limit = variety.tilt
+    tilt = float(np.clip(rng.normal(0.0, spread), -limit, limit))
+    lean = float(rng.normal(0.0, variety.lean))
+    focal = float(rng.uniform(*variety.focal_px))
     focal_x = focal * float(rng.uniform(0.997, 1.003))
-    wanted_px = float(rng.uniform(92.0, 148.0))
+    wanted_px = float(rng.uniform(*variety.wanted_px))
     centre_px = SIDE_PX / 2 + np.clip(rng.normal(0.0, 6.0, 2), -16.0, 16.0)
     return Viewpoint(turn, tilt, lean, focal, focal_x, wanted_px, centre_px)
 
 
-def aim_camera(viewpoint: Viewpoint, joints_m: Floats) -> Camera:
+def aim_camera(viewpoint: Viewpoint, joints_m: Floats, nearest_m: float = STUDIO.nearest_m) -> Camera:
     """The camera that sees the joints (21, 3) from a viewpoint."""
     turn, tilt, lean, focal, focal_x, wanted_px, centre_px = viewpoint
     rotation = rotation_z(lean) @ rotation_x(tilt) @ _FACING @ rotation_y(turn)
@@ -91,16 +111,16 @@ def aim_camera(viewpoint: Viewpoint, joints_m: Floats) -> Camera:
         image = project(turned + translation, intrinsics)
         low, high = image.min(axis=0), image.max(axis=0)
         middle_z = float(turned[:, 2].mean()) + translation[2]
-        middle_z = max(middle_z * float((high - low).max()) / wanted_px, _NEAREST_M)
+        middle_z = max(middle_z * float((high - low).max()) / wanted_px, nearest_m)
         translation[2] = middle_z - float(turned[:, 2].mean())
         translation[:2] += (centre_px - (low + high) / 2) * middle_z / focal
     return Camera(intrinsics, rotation, translation)
 
 
-def draw_sleeve(rng: np.random.Generator, parts: Floats) -> Floats:
+def draw_sleeve(rng: np.random.Generator, parts: Floats, share: float = STUDIO.sleeves) -> Floats:
     """A sleeve around the forearm (see Solids.sleeve), or none."""
     sleeve = np.zeros(8)
-    worn, cuff_m, slack_m = rng.random() < _SLEEVES, float(rng.uniform(0.015, 0.12)), float(rng.uniform(0.003, 0.010))
+    worn, cuff_m, slack_m = rng.random() < share, float(rng.uniform(0.015, 0.12)), float(rng.uniform(0.003, 0.010))
     if worn:
         start = parts[ARM : ARM + 2, 0:3].mean(axis=0)
         axis = parts[ARM : ARM + 2, 3:6].mean(axis=0)
@@ -163,14 +183,14 @@ class Hand:
         return float(np.linalg.norm(self.xyz_m[end] - self.xyz_m[start]))
 
 
-def draw_hand(rng: np.random.Generator) -> Hand:
+def draw_hand(rng: np.random.Generator, variety: Variety = STUDIO) -> Hand:
     """Draw person, pose, camera, clothing and held object."""
     shape = draw_shape(rng)
-    holding = bool(rng.random() < _HOLDING)
+    holding = bool(rng.random() < variety.holding)
     _, skeleton = draw_pose(rng, shape, grasp=holding)
-    camera = aim_camera(draw_viewpoint(rng), skeleton.joints_m)
+    camera = aim_camera(draw_viewpoint(rng, variety), skeleton.joints_m, variety.nearest_m)
     solids = build_hand(shape, skeleton, camera.rotation, camera.translation_m, _draw_wrist(rng, camera.rotation))
-    solids = solids._replace(sleeve=draw_sleeve(rng, solids.parts))
+    solids = solids._replace(sleeve=draw_sleeve(rng, solids.parts, variety.sleeves))
     if holding:
         solids = solids._replace(prop=draw_prop(rng, solids, camera))
     return Hand(

@@ -128,6 +128,18 @@ def test_another_seed_gives_other_pictures(made: Path, tmp_path: Path) -> None:
     assert json.loads(one["training_xyz.json"])[0] != json.loads(other["training_xyz.json"])[0]
 
 
+def test_varied_hands_are_another_dataset(made: Path, tmp_path: Path) -> None:
+    render(tmp_path / "varied", poses=1, varied=True)
+    one, other = contents(made), contents(tmp_path / "varied")
+    assert json.loads(one["training_xyz.json"])[0] != json.loads(other["training_xyz.json"])[0]
+    assert json.loads(other["dataset.json"])["varied"] is True
+    assert "varied" not in json.loads(one["dataset.json"])
+    with pytest.raises(UserError, match=r"holds a dataset made with .*'varied': True"):
+        render(tmp_path / "varied", poses=1)
+    with pytest.raises(UserError, match="varied is given with sequences, expected one of the two"):
+        render(tmp_path / "new", poses=36, sequences=2, varied=True)
+
+
 def test_scenes_are_shared_and_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drawn = Mock(side_effect=draw_scene)
     dataset._scene.cache_clear()

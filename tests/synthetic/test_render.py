@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from peclr_dali.synthetic.field import PARTS, Solids, distance_to_skin, part_distance
-from peclr_dali.synthetic.hand import SIDE_PX, Hand, draw_hand, project, render_hand
+from peclr_dali.synthetic.hand import SIDE_PX, VARIED, Hand, draw_hand, project, render_hand
 from peclr_dali.synthetic.render import HIT_M, Rendering, render
 from peclr_dali.synthetic.surface import NOTHING, OBJECT, SKIN
 
@@ -58,6 +58,23 @@ def test_keypoints_project_into_the_picture_around_its_centre() -> None:
     assert np.abs(centre_x - SIDE_PX / 2).max() < 20
     assert np.abs(centre_y - SIDE_PX / 2).max() < 20
     assert np.mean((side > 88) & (side < 152)) > 0.97
+
+
+def test_varied_hands_are_seen_from_all_directions_and_from_near() -> None:
+    hands = [draw_hand(np.random.default_rng([22, seed]), VARIED) for seed in range(200)]
+    images = [project(hand.xyz_m, hand.camera.intrinsics) for hand in hands]
+    sides = np.array([(image.max(axis=0) - image.min(axis=0)).max() for image in images])
+    assert np.quantile(sides, 0.1) < 75
+    assert np.quantile(sides, 0.9) > 170
+    assert sides.max() < SIDE_PX
+    upward = np.array([image[0, 1] - image[9, 1] for image in images]) > 0  # the middle knuckle above the wrist
+    assert 0.35 < upward.mean() < 0.75
+    along = np.array([hand.xyz_m[9] - hand.xyz_m[0] for hand in hands])
+    out_of_plane = np.abs(along[:, 2]) / np.linalg.norm(along, axis=1)
+    assert np.mean(out_of_plane > np.sin(1.05)) > 0.1
+    assert all((hand.xyz_m[:, 2] > 0.085).all() for hand in hands)
+    assert np.mean([hand.solids.sleeve[7] for hand in hands]) > 0.5
+    assert np.mean([hand.solids.prop[0] > 0 for hand in hands]) > 0.2
 
 
 def test_the_surface_over_a_keypoint_is_at_most_a_fingers_thickness_in_front_of_it() -> None:

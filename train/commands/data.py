@@ -37,6 +37,9 @@ from peclr_dali.train.commands.options import (
     "--scenes", default=40, show_default=True, type=COUNT, help="Backgrounds with their light, shared by the poses."
 )
 @click.option("--sequences", type=COUNT, help="Render the poses as frames of so many films of moving hands, each once.")
+@click.option(
+    "--varied", is_flag=True, help="Cameras from all directions, hands of all sizes, more sleeves and held objects."
+)
 @click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
 def make_data(out: Path, poses: int, sequences: int | None, **options: Any) -> None:
     """Render images of hands in FreiHAND's layout to OUT, as data for trying the other commands.
