@@ -49,12 +49,14 @@ def project(points_m: Floats, intrinsics: Floats) -> Floats:
 
 
 class Variety(NamedTuple):
-    """What is drawn: directions in radians, focal lengths and sizes of the hand in pixels, its distance, shares of hands.
+    """What is drawn: the ranges of hands and cameras.
 
     Attributes:
-        tilt: standard deviation and limit of the angle between the hand's long axis and the picture plane.
-        lean: standard deviation of the axis' direction in the picture, from upwards.
+        tilt: standard deviation and limit of the angle between the hand's long axis and the picture plane, radians.
+        lean: standard deviation of the axis' direction in the picture, from upwards, radians.
+        wanted_px: longer side of the box around the keypoints.
         nearest_m: least distance from the camera to the middle of the hand.
+        sleeves, holding: shares of the hands.
     """
 
     tilt: tuple[float, float] = 0.5, 1.05
