@@ -24,6 +24,7 @@ from safetensors.torch import save
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
+from peclr_dali.pipelines.config import each_source
 from peclr_dali.skeleton import HAND
 from peclr_dali.synthetic import make_dataset
 from peclr_dali.train.config.tables import to_dict
@@ -102,6 +103,16 @@ def test_a_network_in_one_small_file_is_taken_as_a_run(run: Path, tmp_path: Path
     started = start_pose_network(encoder, found.config.pose, 32).network.state_dict()  # with its head
     torch.testing.assert_close(started, found.network.state_dict(), rtol=0, atol=0)
     assert str(out) in export_encoder(out, tmp_path / "encoder.pth")
+
+
+def test_the_file_of_a_network_of_several_sources_names_the_first(run: Path, tmp_path: Path) -> None:
+    saved = load_checkpoint(load_pose_run(run).path)
+    first = saved["config"]["data"]
+    saved["config"]["data"] = [first, {**first, "root": "elsewhere", "weight": 0.5}]
+    write_checkpoint(tmp_path / "pose.pth", saved["step"], saved)
+    assert len(each_source(load_pose_run(tmp_path / "pose.pth").config.data)) == 2
+    export_network(tmp_path / "pose.pth", tmp_path / "hand.safetensors")
+    assert load_pose_run(tmp_path / "hand.safetensors").config == load_pose_run(run).config
 
 
 def test_an_encoder_in_half_precision(run: Path, tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def export_network(source: Path, out: Path) -> str:
     """Write the pose network of a fine-tuning run, with its configuration, as .safetensors in half precision.
 
     `evaluate`, `predict`, `finetune --from` and `export` take the file as a run. Weights are rounded to float16, unless
-    a tensor's would overflow; statistics of batch norm stay as they are.
+    a tensor's would overflow; statistics of batch norm stay as they are. Of several sources of data the file names the
+    first, so that `--set data.root=...` chooses others.
 
     Returns:
         A line about the written file and its checkpoint.
@@ -80,7 +81,10 @@ def export_network(source: Path, out: Path) -> str:
     saved = load_checkpoint(run.path)
     learnt = dict(run.network.named_parameters())
     state = {key: _halved(value) if key in learnt else value for key, value in run.network.state_dict().items()}
-    about = {"format": FORMAT, "step": run.step, "config": saved["config"], "depth": run.depth,
+    config, data = saved["config"], saved["config"]["data"]
+    if isinstance(data, list):
+        config = {**config, "data": data[0]}
+    about = {"format": FORMAT, "step": run.step, "config": config, "depth": run.depth,
              "sha256": sha256_of(state)}  # fmt: skip
     save_tensors(state, out, {METADATA_KEY: json.dumps(about)})
     return f"{run.config.encoder.name} with its pose head of {run.path}, {out.stat().st_size / 1e6:.1f} MB"
