@@ -80,7 +80,7 @@ def load_hand100m(config: DataConfig) -> Index:
         log.warning("%s: %d of %d hands are used. Left out are %s", file, len(kept), len(image), left_out)
     chosen = kept[rows_of_split(hands["video"][image[kept]], config.split)]
     image, box_px = image[chosen], box_px[chosen]
-    paths = [path for row in image.tolist() if (path := stored[row])]
+    paths = [stored[row] or "" for row in image.tolist()]  # all of them are there
     low_px, high_px = _crops(box_px, _sizes_px(root, paths, hands["video"][image]))
     keypoints_px = hands["keypoints_frac"][chosen]
     for axis in (0, 1):  # not both at once: NumPy's loops over two numbers take three times as long
