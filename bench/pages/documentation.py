@@ -21,7 +21,7 @@ from peclr_dali.bench.loaders.compare import OURS, verdict
 from peclr_dali.bench.loaders.peers import PEERS
 from peclr_dali.bench.rows import Row, measured_on, rows_of
 from peclr_dali.bench.studies.pictures import write_pictures
-from peclr_dali.bench.studies.rows import overview, section
+from peclr_dali.bench.studies.tables import overview, section
 from peclr_dali.bench.training.report import lines
 from peclr_dali.errors import UserError
 from peclr_dali.writing import write_text

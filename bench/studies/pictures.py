@@ -12,16 +12,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from peclr_dali.bench.rows import Row
+from peclr_dali.bench.studies.curves import amount_in_words, label_curves
 from peclr_dali.bench.studies.rows import (
     CONSTANT_ROTATION,
     FILES,
     SCALES,
     Gain,
     StudyRows,
-    amount_in_words,
     claims_of_paper,
     improvement,
-    label_curves,
     study_names,
     study_rows,
 )
@@ -57,8 +56,9 @@ def draw_claims(claims: Sequence[tuple[str, Gain]]) -> Figure:
     axes.axvline(0, color="black", linewidth=0.8)
     for place, (_, gain) in enumerate(claims):
         colour = _GREY if not gain.beats_constants else _AS_IN_PAPER if gain.percent > 0 else _OTHER_SIGN
-        axes.plot([gain.low, gain.high], [-place, -place], color=colour, linewidth=2, solid_capstyle="butt")
-        axes.plot(gain.percent, -place, "D", color=colour, markersize=5)
+        pale = 1.0 if gain.is_clear() else 0.35
+        axes.plot([gain.low, gain.high], [-place, -place], color=colour, linewidth=2, alpha=pale, solid_capstyle="butt")
+        axes.plot(gain.percent, -place, "D", color=colour, markersize=5, alpha=pale)
         if gain.published is not None:
             axes.plot(gain.published, -place, "o", color="black", fillstyle="none", markersize=7)
     # An interval from two seeds can be many times as wide as all improvements: it is cut.
@@ -68,8 +68,9 @@ def draw_claims(claims: Sequence[tuple[str, Gain]]) -> Figure:
     axes.set_yticks([-place for place in range(len(claims))], names, fontsize=8)
     axes.set_title(
         "improvement, %; bar: 95 % interval; circle: published\n"
-        "green: the paper's sign; red: the other; grey: does not count",
+        "green: the paper's sign; red: the other; pale: the interval contains zero; grey: does not count",
         fontsize=9,
+        x=0,
     )
     axes.spines[["left", "top", "right"]].set_visible(False)
     return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from peclr_dali.bench.pages.documentation import fill_tables, write_docs
+from peclr_dali.bench.studies.curves import label_curves
 from peclr_dali.bench.studies.pictures import draw_claims, draw_label_curves
-from peclr_dali.bench.studies.rows import FILES, claims_of_paper, label_curves, study_names, study_rows
+from peclr_dali.bench.studies.rows import FILES, SCALES, claims_of_paper, study_names, study_rows
 from peclr_dali.errors import UserError
 from peclr_dali.train.config.load import read_toml
 
@@ -73,7 +75,7 @@ def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
     write_rows(tmp_path, *rows, {"study": "compositions", "kind": "constant", **constants})
     # 2 of 32 px; in EPE the sign is the other, and the interval is clear of zero
     assert "| -2.000 | -4.000 to +0.500 | +6.2 % | 12.8 % | yes | yes | no |" in made
-    assert "| +1.500 | +0.500 to +2.500 | -3.0 % | 3.4 % | - | **no** | yes |" in made
+    assert "| +1.500 | +0.500 to +2.500 | -3.0 % | 3.4 % | **no** | yes |" in made
     page = section(tmp_path, "studies")
     assert (
         "1 of the 2 measured claims counts: its networks are better than a constant. 0 have the paper's sign and an "
@@ -86,14 +88,16 @@ def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
 def test_an_auc_is_better_if_it_is_larger(tmp_path: Path) -> None:
     rows = [arm(name, seed, auc=auc) for name, auc in (("peclr", 0.5), ("simclr", 0.4)) for seed in (0, 1)]
     write_rows(tmp_path, *rows, compared("peclr", "simclr", "auc", [0.1, 0.1], 0.05, 0.15), scale="paper")
-    assert "| +20.0 % | - | - | yes | yes |" in section(tmp_path, "study compositions")
+    assert "| better by | the paper's sign | interval without zero |" in section(tmp_path, "study compositions")
+    assert "| +20.0 % | yes | yes |" in section(tmp_path, "study compositions")
 
 
 def test_switches_have_no_sign_of_the_paper(tmp_path: Path) -> None:
     rows = [arm(name, seed, epe_px=px) for name, px in (("peclr", 20.0), ("lars_off", 25.0)) for seed in (0, 1)]
     rows = [{"study": "fidelity", **row} for row in [*rows, compared("peclr", "lars_off", "epe_px", [-5, -5], -6, -4)]]
     write_rows(tmp_path, *rows)
-    assert "| +20.0 % | - | - | - | yes |" in section(tmp_path, "study fidelity")
+    assert "| better by | interval without zero |" in section(tmp_path, "study fidelity")
+    assert "| +20.0 % | yes |" in section(tmp_path, "study fidelity")
     assert "have the paper's sign" not in section(tmp_path, "studies")
 
 
@@ -109,10 +113,8 @@ def test_the_maps_are_drawn_and_said_beside_a_constant(constant: dict[str, Any],
     docs.mkdir()
     write_rows(results, maps("peclr", 0.5), maps("simclr", 1.0))
     made = section(results, "study equivariance")
-    rotations = (
-        "rotations | - | - | - | +25.0 %, from +0.0 to +50.0 % over the places | - | {} | **no**, at 1 of 2 places |"
-    )
-    shifts = "shifts | - | - | - | +16.7 %, from +0.0 to +50.0 % over the places | - | yes | **no**, at 1 of 3 places |"
+    rotations = "rotations | +25.0 %, from +0.0 to +50.0 % over the places | {} | **no**, at 1 of 2 places |"
+    shifts = "shifts | +16.7 %, from +0.0 to +50.0 % over the places | yes | **no**, at 1 of 3 places |"
     assert rotations.format("**no**" if constant else "-") in made
     assert shifts in made
     assert f"| rotation by 80 degrees | 2.0 | 3.0 | {'1.5' if constant else 'not measured'} |" in made
@@ -176,7 +178,8 @@ def test_a_claim_counts_if_both_networks_are_better_than_a_constant(
     constants = [] if constant is None else [{"kind": "constant", name: constant}]
     write_rows(tmp_path, *rows, *constants, compared("peclr", "simclr", metric, [-1, -1], -1.5, -0.5))
     published = {"epe_px": "12.8 %", "epe_cm": "3.4 %"}[metric]
-    assert f"| +10.0 % | {published} | {cell} | yes | yes |" in section(tmp_path, "study compositions")
+    counts = "" if constant is None else f" {cell} |"  # a column without a cell is left out
+    assert f"| +10.0 % | {published} |{counts} yes | yes |" in section(tmp_path, "study compositions")
     assert f"{int(cell == 'yes')} of the 1 measured claims count" in section(tmp_path, "studies")
 
 
@@ -185,7 +188,7 @@ def test_a_constant_of_auc_is_better_if_it_is_larger(constant: float, cell: str,
     rows = [arm(name, seed, auc=auc) for name, auc in (("peclr", 0.5), ("simclr", 0.4)) for seed in (0, 1)]
     constants = {"kind": "constant", "mean_joints_epe_cm": 9.0, "mean_joints_auc": constant}
     write_rows(tmp_path, *rows, constants, compared("peclr", "simclr", "auc", [0.1, 0.1], 0.05, 0.15))
-    assert f"| +20.0 % | - | {cell} | yes | yes |" in section(tmp_path, "study compositions")
+    assert f"| +20.0 % | {cell} | yes | yes |" in section(tmp_path, "study compositions")
 
 
 def test_errors_are_drawn_over_the_share_of_the_labels(tmp_path: Path) -> None:
@@ -234,12 +237,33 @@ def test_labels_may_be_counted(tmp_path: Path) -> None:
     assert "| both | 29.8 (29.8 to 29.8) | 20.0 (20.0 to 20.0) |" in text
 
 
-def test_arms_with_label_curves_are_listed_where_they_have_other_metrics(tmp_path: Path) -> None:
+def test_each_metric_has_its_label_curves(tmp_path: Path) -> None:
     rows = [arm(f"scratch_{name}", seed, epe_px=30.0, epe_cm=9.0) for name in ("010", "020") for seed in (0, 1)]
     write_rows(tmp_path, *({"study": "label_fractions", "scale": "paper", **row} for row in rows))
-    assert "| scratch_010 | 9.000 (9.000 to 9.000) | 30.000 (30.000 to 30.000) |" in section(
-        tmp_path, "study label_fractions"
-    )
+    made = section(tmp_path, "study label_fractions")
+    assert "| EPE, cm, by the labels | 10 % | 20 % |" in made
+    assert "| scratch | 9.00 (9.00 to 9.00) | 9.00 (9.00 to 9.00) |" in made
+    assert "| scratch | 30.0 (30.0 to 30.0) | 30.0 (30.0 to 30.0) |" in made
+
+
+def test_curves_are_compared_by_the_labels_and_other_arms_one_by_one(tmp_path: Path) -> None:
+    errors = {"scratch_005": 30, "scratch_030": 28, "peclr_005": 24, "peclr_030": 21, "version_60_030": 14}
+    rows = [arm(name, seed, epe_px=px) for name, px in errors.items() for seed in (0, 1)]
+    rows += [
+        compared("peclr_005", "scratch_005", "epe_px", [-6, -6], -9.0, -3.0),
+        compared("peclr_030", "scratch_030", "epe_px", [-7, -7], -15.4, 1.4),
+        compared("version_60_030", "scratch_030", "epe_px", [-14, -14], -14.0, -14.0),
+        {"kind": "constant", "mean_keypoints_epe_px": 28.0},
+    ]
+    write_rows(tmp_path, *({"study": "few_labels", **row} for row in rows))
+    made = section(tmp_path, "study few_labels")
+    assert "| 2D EPE better by, %, by the labels | 0.5 % | 3 % |" in made
+    assert "| peclr over scratch | **+20.0** (+10.0 to +30.0) † | +25.0 (-5.0 to +55.0) † |" in made
+    assert "†: not better than a constant." in made
+    assert "peclr_030 minus scratch_030" not in made
+    assert "| version_60_030 minus scratch_030 | 2D EPE, px | 14.00 and 28.00 | -14.000, -14.000 |" in made
+    assert "mean and range over seeds" not in made  # what it would list is in the tables above
+    assert "| peclr_030 minus scratch_030 | 2D EPE, px | -15.400 to +1.400 |" in section(tmp_path, "studies")
 
 
 def test_the_probe_is_drawn_over_the_steps_of_pre_training(tmp_path: Path) -> None:
@@ -256,11 +280,12 @@ def test_the_probe_is_drawn_over_the_steps_of_pre_training(tmp_path: Path) -> No
     assert line.get_color() == left.lines[0].get_color()
 
 
-def test_the_page_has_every_study_once() -> None:
-    page = (ROOT / "docs" / "results.md").read_text()
-    assert [f"<!-- rows: study {name} -->" in page for name in study_names()] == [True] * len(
-        list(FILES.glob("*.toml"))
-    )
+def test_the_page_has_a_section_of_every_measured_study() -> None:
+    page, results = (ROOT / "docs" / "results.md").read_text(), ROOT / "bench" / "results"
+    measured = [name for name in study_names() if any(study_rows(results, name, scale).arms for scale in SCALES)]
+    assert sorted(re.findall(r"<!-- rows: study (\w+) -->", page)) == sorted(measured)
+    assert len(measured) > 4
+    assert all(f"`{name}.toml`" in page for name in {*study_names()} - {*measured})
     headings = {line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")}
     linked = {line.split("](")[0].removeprefix("| [") for line in page.splitlines() if line.startswith("| [")}
     assert linked <= headings
