@@ -24,7 +24,7 @@ from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.samples.partners import of_pairs
 from peclr_dali.pipelines.sources.annotations.cache import Tables, remembered
 from peclr_dali.pipelines.sources.annotations.json_stream import checked, elements, rows_of_images
-from peclr_dali.pipelines.sources.annotations.stored_images import image_name, stored_images
+from peclr_dali.pipelines.sources.annotations.stored_images import image_name, remembered_images
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.subsets import hash_of_name, refuse_part, rows_of_split
 from peclr_dali.skeleton import HAND
@@ -66,7 +66,7 @@ def load_hand100m(config: DataConfig) -> Index:
     hands = remembered("hand100m-1", [file], lambda: _read_hands(file))
     image, box_px = hands["image"], hands["box_px"].astype(np.int64)
     stems = hands["stems"].tobytes().decode(errors="surrogateescape").split("\0")
-    stored = stored_images(root, stems)
+    stored = remembered_images(file, root, stems)
     there = np.array([path is not None for path in stored])[image]
     if not there.any():
         raise UserError(

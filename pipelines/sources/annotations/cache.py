@@ -35,7 +35,11 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     Raises:
         UserError: a file or folder is missing or unreadable.
     """
-    stamps = [stamp for file in files for stamp in _stamps(file)]
+    return remembered_for(name, [stamp for file in files for stamp in stamps_of(file)], read)
+
+
+def remembered_for(name: str, stamps: object, read: Callable[[], Tables]) -> Tables:
+    """The result of `read` from the cache, if it was remembered for stamps that have the same `repr`."""
     key = hashlib.blake2b(repr((name, stamps)).encode(), digest_size=12).hexdigest()
     entry = user_cache() / "peclr-dali" / f"{name}-{key}.npz"
     try:
@@ -55,7 +59,7 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     return tables
 
 
-def _stamps(file: Path) -> list[tuple[str, str, int, int]]:
+def stamps_of(file: Path) -> list[tuple[str, str, int, int]]:
     """Path, name, size and time of modification of a file; of a folder, those of its files too.
 
     A folder's own time does not change when one of its files is written in place.

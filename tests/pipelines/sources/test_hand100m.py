@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,6 +197,24 @@ def test_keys_of_other_sources_are_refused(root: Path) -> None:
     for keys, message in (({"box": "b.csv"}, "hold the boxes"), ({"part": "evaluation"}, "have no parts")):
         with pytest.raises(UserError, match=message):
             load(root, **keys)
+
+
+@pytest.mark.parametrize("age_s", [60, 0])
+def test_folders_of_frames_are_listed_again_only_after_a_change(age_s: float, root: Path) -> None:
+    """A folder whose last change is older than the steps of a file system's clock cannot change without a new time."""
+
+    def set_time(seconds: float) -> None:
+        for video in (root / "Ego4D").iterdir():
+            os.utime(video, (seconds, seconds))
+
+    changed = time.time() - age_s
+    set_time(changed)
+    paths = load(root).paths
+    (root / paths[0]).unlink()
+    set_time(changed)  # as if nothing had changed
+    assert load(root).paths == (paths if age_s else paths[1:])
+    set_time(changed + 10)
+    assert load(root).paths == paths[1:]
 
 
 LOADS = """
