@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from pathlib import Path
 
 import cv2
@@ -11,15 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
+from scipy.spatial.transform import Rotation
 
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.boxes import _LANDMARKS, _WITH_CONFIDENCE
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.data import similar
-from peclr_dali.train.data.similar import distances, most_similar, shapes_of
+from peclr_dali.train.data.similar import distances, most_similar, principal_components, shapes_of
 from peclr_dali.train.runs.pictures import draw_skeleton
 from tests.command_line import as_options, run_cli
+from tests.conftest import Record
 from tests.train import tiny_hands
 from tests.train.tiny_hands import random_hands_m
 
@@ -81,6 +84,39 @@ def test_cells_find_most_of_the_nearest_and_never_one_of_the_same_group(monkeypa
     same = (found.rows[:, 0] == exact.rows[:, 0]).mean()
     assert 0.5 < same < 1
     assert abs(found.found - same) < 0.05
+
+
+@pytest.mark.parametrize("hands", [3000, pytest.param(2_000_000, marks=pytest.mark.slow)])  # for a quiet machine
+def test_two_million_hands_are_mined_within_half_an_hour(
+    hands: int, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Poses between two of 2,000, seen from somewhere else: 1,000 hands a video, each pose in several videos."""
+    if hands < similar.EXACT_UP_TO:
+        monkeypatch.setattr(similar, "EXACT_UP_TO", 1000)
+    rng = np.random.default_rng(0)
+    poses_m = random_hands_m(rng, 2000)
+    poses_m -= poses_m.mean(axis=1, keepdims=True)
+    first, second = rng.integers(0, len(poses_m), (2, hands))
+    share = rng.random((hands, 1, 1))
+    turn = Rotation.random(hands, random_state=0).as_matrix()[:, :2]
+    keypoints_px = (share * poses_m[first] + (1 - share) * poses_m[second]) @ turn.transpose(0, 2, 1)
+    group = rng.integers(0, max(3, hands // 1000), hands)
+    begin = time.monotonic()
+    shapes = shapes_of(keypoints_px.astype(np.float32), rng.random(hands) < 0.5)
+    found = most_similar(principal_components(shapes), group, 4)
+    far = np.stack([distances(shapes, shapes[rows]) for rows in found.rows.T])
+    taken_s = time.monotonic() - begin
+    assert (found.rows >= 0).all()
+    assert (group[found.rows] != group[:, None]).all()
+    assert np.median(far[0]) < np.median(far[3]) < np.median(distances(shapes, shapes[::-1]))
+    assert found.found > 0.8
+    if hands < 2_000_000:
+        return
+    assert taken_s < 30 * 60
+    record(
+        "mine", proof="the most similar hands of other videos", hands=hands, seconds=round(taken_s),
+        nearest_found=round(found.found, 3), median_distance=round(float(np.median(far[0])), 3),
+    )  # fmt: skip
 
 
 def write_frames(root: Path, *, folders: int = 3, each: int = POSES, twice: bool = False) -> Path:
