@@ -127,9 +127,8 @@ class PipelinesConfig:
             pixels are the same; a view of a region may differ by some levels before the colour jitter. "auto" decodes
             regions on a CPU if a sample of the images contains a large one, else whole images.
         gpu_views: how backend "dali" makes views on a GPU: "graph" with the nodes of the DALI graph; "fused" with one
-            Triton kernel, which reads the decoded images and writes all views of a chunk. "fused" is not the
-            default, since no GPU has run it yet: its pixels were checked on a CPU, with Triton's interpreter. Triton
-            needs a C compiler, as `train.compile` does.
+            Triton kernel, which reads the decoded images and writes all views of a chunk, as the files for cards
+            choose. "fused" is not the default, since Triton needs a C compiler, as `train.compile` does.
     """
 
     backend: Literal["auto", "dali", "cpu"] = "auto"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from peclr_dali.bench.rows import Row
@@ -25,14 +26,15 @@ def label_curves(study: Row, found: StudyRows, metric: str) -> dict[str, dict[fl
 
 
 def _places(study: Row) -> dict[str, tuple[str, float]]:
-    """Arm -> start and amount of labels, of arms that may be part of a curve."""
+    """Arm -> start and amount of labels, of arms that may be part of a curve: no other arm has both."""
     places = {}
     for name, arm in study["arms"].items():
         start = re.fullmatch(r"(.+)_(?:\d+|all)", name)
         amount = re.search(r"data\.label_fraction=(\S+)|labelled_(\d+)\.csv", " ".join(arm.get("set", ())))
         if start and amount:
             places[name] = start[1], float(amount[1] or amount[2])
-    return places
+    taken = Counter(places.values())  # batch_128 and batch_512 are no amounts of labels
+    return {name: place for name, place in places.items() if taken[place] == 1}
 
 
 def arms_of_curves(study: Row, found: StudyRows) -> set[str]:

@@ -125,14 +125,19 @@ def _arms(study: Row, found: dict[str, StudyRows]) -> tuple[list[str], list[list
         mark = " *" if metric in OF_THE_DISTANCE and any(row.get("true_root") for row in rows) else ""
         return mean_and_range([row[metric] for row in rows]) + mark if rows else "-"
 
-    elsewhere = {name for rows in found.values() for name in arms_of_curves(study, rows)}
-    if elsewhere:
-        compared = (gain.row for rows in found.values() for gain in gains(study, rows))
-        elsewhere |= {row[arm] for row in compared for arm in ("better", "than")}
+    shown = [rows for rows in found.values() if rows.arms]
+    elsewhere = set[str].intersection(*(_in_other_tables(study, rows) for rows in shown)) if shown else set[str]()
     names = [name for name in study["arms"] if name not in elsewhere]
     lines = [[name, *(cell(name, *column) for column in columns)] for name in names]
     heads = [f"{METRICS[metric].title_and_unit}, {column}" for metric, column in columns]
     return ["mean and range over seeds", *heads], [line for line in lines if set(line[1:]) != {"-"}]
+
+
+def _in_other_tables(study: Row, found: StudyRows) -> set[str]:
+    """The arms that the tables of label curves and, beside these, of comparisons have."""
+    of_curves = arms_of_curves(study, found)
+    compared = [gain.row for gain in gains(study, found)] if of_curves else []
+    return of_curves | {row[arm] for row in compared for arm in ("better", "than")}
 
 
 def _claim(gain: Gain, listed: Collection[str] = ()) -> tuple[str, ...]:

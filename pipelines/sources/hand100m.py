@@ -66,7 +66,7 @@ def load_hand100m(config: DataConfig) -> Index:
     hands = remembered("hand100m-1", [file], lambda: _read_hands(file))
     image, box_px = hands["image"], hands["box_px"].astype(np.int64)
     stems = hands["stems"].tobytes().decode(errors="surrogateescape").split("\0")
-    stored = remembered_images(file, root, stems)
+    stored = remembered_images(root, stems)
     there = np.array([path is not None for path in stored])[image]
     if not there.any():
         raise UserError(

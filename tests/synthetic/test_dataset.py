@@ -280,7 +280,9 @@ def test_pre_training_on_neighbours_in_time(films: Path, tmp_path: Path, capsys:
     tiny = [one for one in TINY if not one.startswith("data.source")]
     data = ["data.source=ho3d", f"data.root={films}", "data.positive=time", "train.epochs=1"]
     assert run_cli("pretrain", *as_options([*tiny, *data, f"run.out={tmp_path / 'run'}"])) == 0, capsys.readouterr()
-    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("loss") > 0
+    steps = [json.loads(line) for line in (tmp_path / "run" / "samples-rank0.jsonl").read_text().splitlines()]
+    apart = np.concatenate([np.subtract(step["partners"], step["samples"]) for step in steps])
+    assert ((apart != 0) & (abs(apart) <= 5)).all()  # rows of the index follow each other in time
 
 
 def test_killed_workers_are_one_line_that_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

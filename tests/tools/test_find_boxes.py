@@ -423,8 +423,8 @@ def find_mine_and_train(find: Callable[..., object]) -> dict[str, str]:
     assert mine[:2] == pretrain[:2] == [".venv/bin/python", "cli.py"]
     find(videos, boxes, option, frames, "--every", "4")
     assert run_cli(*mine[2:]) == 0
-    assert run_cli(*pretrain[2:], *as_options([*tiny_run.TINY[1:], "train.epochs=1", "run.out=run"])) == 0
-    assert tiny_run.rows_of(Path("run"))
+    assert run_cli(*pretrain[2:], *as_options([*tiny_run.TINY[1:], "train.epochs=1"])) == 0
+    assert tiny_run.rows_of(Path("runs/videos"))
     with Path(mine[-1]).open(newline="") as file:
         return {row["file"]: row["positive"] for row in csv.DictReader(file)}
 

@@ -92,7 +92,8 @@ def test_two_million_hands_are_mined_within_half_an_hour(
 ) -> None:
     """Poses between two of 2,000, seen from somewhere else: 1,000 hands a video, each pose in several videos."""
     if hands < similar.EXACT_UP_TO:
-        monkeypatch.setattr(similar, "EXACT_UP_TO", 1000)
+        for name, value in (("EXACT_UP_TO", 1000), ("PER_CELL", 100), ("PROBED", 8)):
+            monkeypatch.setattr(similar, name, value)
     rng = np.random.default_rng(0)
     poses_m = random_hands_m(rng, 2000)
     poses_m -= poses_m.mean(axis=1, keepdims=True)

@@ -35,7 +35,7 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     Raises:
         UserError: a file or folder is missing or unreadable.
     """
-    return remembered_for(name, [stamp for file in files for stamp in stamps_of(file)], read)
+    return remembered_for(name, [stamp for file in files for stamp in _stamps(file)], read)
 
 
 def remembered_for(name: str, stamps: object, read: Callable[[], Tables]) -> Tables:
@@ -48,18 +48,18 @@ def remembered_for(name: str, stamps: object, read: Callable[[], Tables]) -> Tab
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        log.warning("%s: unreadable or damaged; reading the annotations again", entry)
+        log.warning("%s: unreadable or damaged; it is made again", entry)
     tables = read()
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(entry, durable=False) as new:
             np.savez(new, **tables)  # type: ignore[arg-type]  # the stub takes the first name for a flag
     except OSError as error:
-        log.info("%s: not written (%s); the next run reads the annotations again", entry, error.strerror)
+        log.info("%s: not written (%s); the next run makes it again", entry, error.strerror)
     return tables
 
 
-def stamps_of(file: Path) -> list[tuple[str, str, int, int]]:
+def _stamps(file: Path) -> list[tuple[str, str, int, int]]:
     """Path, name, size and time of modification of a file; of a folder, those of its files too.
 
     A folder's own time does not change when one of its files is written in place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections import defaultdict
@@ -12,13 +13,13 @@ from typing import Final
 import numpy as np
 
 from peclr_dali.parsing import file_name
-from peclr_dali.pipelines.sources.annotations.cache import Tables, remembered_for, stamps_of
+from peclr_dali.pipelines.sources.annotations.cache import Tables, remembered_for
 
 ENDINGS: Final = (".png", ".jpg", ".jpeg")
 
 _SETTLED_NS: Final = 2_000_000_000
-"""Age of a folder's time of modification from which on a further change would give another time. File systems count in
-steps of up to two seconds."""
+"""Age of a folder's last change from which on a further one would have another time. File systems count in steps of up
+to two seconds."""
 
 
 def image_name(name: str) -> str:
@@ -56,16 +57,17 @@ def stored_images(root: Path, stems: Iterable[str]) -> list[str | None]:
     return stored
 
 
-def remembered_images(file: Path, root: Path, stems: Sequence[str]) -> list[str | None]:
-    """`stored_images` of the images of a file of annotations, from the cache if their folders have not changed.
+def remembered_images(root: Path, stems: Sequence[str]) -> list[str | None]:
+    """`stored_images`, from the cache if the folders of the images have not changed.
 
-    A folder's own time of modification changes when a file is added, removed or renamed. So folders are looked at, of
-    which there are few, and not listed.
+    A folder's own times change when a file is added, removed or renamed. So folders are looked at, of which there are
+    few, and not listed.
     """
     folders = sorted({stem.rpartition("/")[0] for stem in stems})
     changed = [_changed(root / folder) for folder in folders]
-    if max((at for at, _ in changed), default=0) > time.time_ns() - _SETTLED_NS:
+    if any(abs(time.time_ns() - at_ns) < _SETTLED_NS for _, *times_ns in changed for at_ns in times_ns):
         return stored_images(root, stems)
+    names = hashlib.blake2b("\0".join(stems).encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
     def read() -> Tables:
         found = stored_images(root, stems)
@@ -74,15 +76,18 @@ def remembered_images(file: Path, root: Path, stems: Sequence[str]) -> list[str 
         ]
         return {"ending": np.array(numbers, np.uint8)}
 
-    tables = remembered_for("stored-images-1", (stamps_of(file), str(root.resolve()), changed), read)
+    tables = remembered_for("stored-images-1", (names, str(root.resolve()), changed), read)
     numbers = tables["ending"].tolist()
     return [stem + ENDINGS[number - 1] if number else None for stem, number in zip(stems, numbers, strict=True)]
 
 
-def _changed(folder: Path) -> tuple[int, int]:
-    """Time of a folder's last change in ns, and its number on its file system; zeros if it cannot be looked at."""
+def _changed(folder: Path) -> tuple[int, int, int]:
+    """A folder's number on its file system, and the times of its last change in ns; zeros if it cannot be looked at.
+
+    Programs that copy set the time of modification back, but not the other one.
+    """
     try:
         found = folder.stat()
     except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_ino
+        return 0, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns

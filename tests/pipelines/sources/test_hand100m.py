@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -17,6 +18,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.annotations import stored_images
 from tests.command_line import run_cli
 from tests.conftest import Record
 from tests.pipelines.sources.layouts import hand100m_entries, one_line, write_hand100m, write_image
@@ -199,22 +201,30 @@ def test_keys_of_other_sources_are_refused(root: Path) -> None:
             load(root, **keys)
 
 
-@pytest.mark.parametrize("age_s", [60, 0])
-def test_folders_of_frames_are_listed_again_only_after_a_change(age_s: float, root: Path) -> None:
-    """A folder whose last change is older than the steps of a file system's clock cannot change without a new time."""
-
-    def set_time(seconds: float) -> None:
-        for video in (root / "Ego4D").iterdir():
-            os.utime(video, (seconds, seconds))
-
-    changed = time.time() - age_s
-    set_time(changed)
+def test_folders_of_frames_are_listed_again_only_after_a_change(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = Mock(side_effect=stored_images.stored_images)
+    monkeypatch.setattr(stored_images, "stored_images", listed)
+    monkeypatch.setattr(stored_images, "_SETTLED_NS", 3600 * 10**9)  # they have just been made: a time could stay
     paths = load(root).paths
-    (root / paths[0]).unlink()
-    set_time(changed)  # as if nothing had changed
-    assert load(root).paths == (paths if age_s else paths[1:])
-    set_time(changed + 10)
-    assert load(root).paths == paths[1:]
+    assert load(root).paths == paths
+    assert listed.call_count == 2
+    monkeypatch.setattr(stored_images, "_SETTLED_NS", 0)
+    assert [load(root).paths, load(root).paths] == [paths, paths]
+    assert listed.call_count == 3
+
+    def times_ns(file: Path) -> tuple[int, int]:
+        return file.stat().st_atime_ns, file.stat().st_mtime_ns
+
+    first = root / paths[0]
+    before_ns = times_ns(first.parent)
+    time.sleep(0.02)  # the steps of the file system's clock
+    first.rename(first.with_suffix(".png"))
+    os.utime(first.parent, ns=before_ns)  # as tar and rsync do
+    assert load(root).paths == [str(Path(paths[0]).with_suffix(".png")), *paths[1:]]
+    first.with_suffix(".png").unlink()
+    assert [load(root).paths, load(root).paths] == [paths[1:], paths[1:]]
+    moved = root.rename(root.with_name("moved"))
+    assert load(moved).paths == paths[1:]
 
 
 LOADS = """
