@@ -146,9 +146,12 @@ def test_check_data_pack_and_views_read_it(root: Path, tmp_path: Path) -> None:
     assert run_cli("pack", str(tmp_path / "shards"), *data, "--set", f"data.bad_list={bad}", "--workers", "1") == 0
     packed = load_index(DataConfig("shards", str(tmp_path / "shards"), box_margin=1.0))
     np.testing.assert_array_equal(packed.keypoints_px, load(root, bad_list=bad).keypoints_px)
-    views = tmp_path / "views.png"
-    assert run_cli("views", str(views), *data, "--set", "data.positive=file", "--samples", "4") == 0
-    assert cv2.imread(str(views)) is not None
+    pictures = [tmp_path / f"{positive}.png" for positive in ("self", "file")]
+    for picture in pictures:
+        assert run_cli("views", str(picture), *data, "--set", f"data.positive={picture.stem}", "--samples", "4") == 0
+    two_views, pairs = (cv2.imread(str(picture)) for picture in pictures)
+    assert two_views.shape == pairs.shape
+    assert (two_views != pairs).any()  # the same draws, of another image in every other view
 
 
 def broken(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
