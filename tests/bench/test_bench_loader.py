@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Generator, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from peclr_dali.bench.loaders.compare import compare_loaders, require_sound, ver
 from peclr_dali.bench.loaders.frames import make_frames
 from peclr_dali.bench.loaders.parts import first_chunks, parts_of_loader
 from peclr_dali.bench.loaders.peers import installed_peers
-from peclr_dali.bench.measure import Rounds
+from peclr_dali.bench.measure import Rounds, measure_in_rounds
 from peclr_dali.bench.our_loader import make_endless_loader, our_batches
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
@@ -26,9 +27,11 @@ from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.samples.partners import of_pairs
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.shards.pack import pack
+from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from tests.command_line import run_cli
+from tests.conftest import Record
 from tests.train.tiny_run import write_images
 
 CPU = World().device
@@ -103,6 +106,24 @@ def test_both_images_of_a_pair_are_counted_and_decoded(images: Path, monkeypatch
     assert next(our_batches(index, config, 16, CPU)) == next(iter(parts["read only"][1]())) == 32
     assert list(islice(parts["decode only"][1](), 2)) == [16, 16]
     np.testing.assert_array_equal(decoded[1], (decoded[0] + 24) % 48)
+
+
+@pytest.mark.slow  # measures rates, for a quiet machine
+def test_rows_of_two_images_load_at_half_the_rate(tmp_path: Path, record: Record) -> None:
+    """Rendered hands, two views of one image against one view of each of two versions."""
+    make_dataset(tmp_path / "hands", poses=256, seed=0)
+    starts = []
+    for positive in ("self", "version"):
+        config = Config(data=DataConfig(root=str(tmp_path / "hands"), positive=positive))
+        starts.append(partial(our_batches, load_index(config.data), config, 256, CPU))
+    rates = measure_in_rounds(starts, Rounds(repeats=7, repeat_s=4.0), lambda done, total: None)
+    one, two = rates
+    ratio = two.over(one)  # of images: a row of two is two
+    assert ratio.mean >= 0.95
+    record(
+        "pairs", proof="rows of two images", rows_of_one_per_s=round(one.mean), rows_of_two_per_s=round(two.mean / 2),
+        over_half=[round(value, 3) for value in ratio],
+    )  # fmt: skip
 
 
 def test_the_decoder_alone_sees_images_of_all_sizes(images: Path) -> None:

@@ -149,7 +149,7 @@ def test_check_data_pack_and_views_read_it(root: Path, tmp_path: Path) -> None:
     pictures = [tmp_path / f"{positive}.png" for positive in ("self", "file")]
     for picture in pictures:
         assert run_cli("views", str(picture), *data, "--set", f"data.positive={picture.stem}", "--samples", "4") == 0
-    two_views, pairs = (cv2.imread(str(picture)) for picture in pictures)
+    two_views, pairs = (np.asarray(cv2.imread(str(picture))) for picture in pictures)
     assert two_views.shape == pairs.shape
     assert (two_views != pairs).any()  # the same draws, of another image in every other view
 
