@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from peclr_dali.bench.rows import Row
-from peclr_dali.bench.studies.rows import Gain, StudyRows, mean_and_range
+from peclr_dali.bench.studies.rows import Gain, StudyRows, best_constant, mean_and_range
 from peclr_dali.train.pose.metrics import METRICS
 
 
@@ -44,12 +44,15 @@ def arms_of_curves(study: Row, found: StudyRows) -> set[str]:
 
 
 def curve_table(study: Row, found: StudyRows, metric: str) -> tuple[list[str], list[list[str]]]:
-    """Label curves as a table: heads, and a line for each start with a column for each amount."""
+    """Label curves as a table: heads, and a line for each start with a column for each amount; last, a constant's."""
     decimals = 1 if metric == "epe_px" else 2
     cells = {
         start: {amount: mean_and_range(values, decimals) for amount, values in curve.items()}
         for start, curve in label_curves(study, found, metric).items()
     }
+    if cells and (constant := best_constant(found, metric)) is not None:
+        amounts = {amount for curve in cells.values() for amount in curve}
+        cells["the best constant"] = dict.fromkeys(amounts, f"{constant:.{decimals}f}")
     return _by_amount(f"{METRICS[metric].title_and_unit}, by the labels", cells)
 
 

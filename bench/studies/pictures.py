@@ -106,15 +106,17 @@ def draw_maps(maps: Row, found: StudyRows) -> Figure:
 def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], found: StudyRows) -> Figure:
     """Means with the range over seeds as a band, beside a constant's error.
 
-    Left: the 2D EPE over the amount of labels. Right: the probe over the steps of the pre-trainings named START or
-    START_NUMBER, if all were probed on the same images.
+    Left: the 2D EPE over the amount of labels. Right: the probe over the steps of the longest pre-trainings named START
+    or START_NUMBER, if all were probed on the same images.
     """
-    probed = {arm: by_seed for arm, by_seed in found.pretrain.items() if re.sub(r"_\d+$", "", arm) in curves}
+    probed = {arm: by_seed for arm, by_seed in found.pretrain.items() if _start_of(arm) in curves}
+    steps = {arm: next(iter(by_seed.values()))["probe_step"][-1] for arm, by_seed in probed.items()}
+    probed = {arm: by_seed for arm, by_seed in probed.items() if steps[arm] == max(steps.values())}
     constants = {row["probe_constant_epe_px"] for by_seed in probed.values() for row in by_seed.values()}
     probed = probed if len(constants) == 1 else {}
     figure = Figure(figsize=(9.5 if probed else 6, 4), layout="constrained")
     left, *others = figure.subplots(1, 2 if probed else 1, squeeze=False)[0]
-    colours = {start: f"C{number}" for number, start in enumerate(dict.fromkeys([*curves, *probed]))}
+    colours = {start: f"C{number}" for number, start in enumerate(curves)}
     for start, curve in curves.items():
         amounts = sorted(curve)
         _draw_band(left, start, colours[start], amounts, [curve[amount] for amount in amounts])
@@ -129,14 +131,20 @@ def draw_label_curves(curves: Mapping[str, Mapping[float, Sequence[float]]], fou
         for arm, by_seed in probed.items():
             errors = np.transpose([row["probe_epe_px"] for row in by_seed.values()])
             row = next(iter(by_seed.values()))
-            _draw_band(right, arm, colours[arm], row["probe_step"], errors)
+            _draw_band(right, arm, colours[_start_of(arm)], row["probe_step"], errors)
         _draw_constant(right, *constants)
-        right.set_xlabel("step of pre-training, linear probe")
+        right.set_xlabel("step of pre-training")
+        right.set_ylabel("2D EPE of the linear probe, px of 224")
     for axes in (left, *others):
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _start_of(pretraining: str) -> str:
+    """START of START_60, a longer pre-training, or of START."""
+    return re.sub(r"_\d+$", "", pretraining)
 
 
 def _draw_band(axes: Axes, name: str, colour: str, x: Sequence[float], values: Iterable[Sequence[float]]) -> None:

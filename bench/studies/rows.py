@@ -114,7 +114,6 @@ class Gain(NamedTuple):
         percent: the improvement relative to the worse arm's error, or to the better arm's AUC, as in the paper.
         low: lower end of its 95 % interval.
         high: upper end.
-        errors: means of the first and of the second arm, in the metric's unit.
         published: the paper's figure; None: the paper has none.
         claimed: whether the paper says that the arm is better; False: the arms are only compared.
         beats_constants: whether both arms are better in this metric than all constants; None: no constant was measured.
@@ -125,7 +124,6 @@ class Gain(NamedTuple):
     percent: float
     low: float
     high: float
-    errors: tuple[float, float]
     published: float | None
     claimed: bool
     beats_constants: bool | None
@@ -150,14 +148,19 @@ def gains(study: Row, found: StudyRows) -> list[Gain]:
         low, mean, high = (100 * row[name] / (better if higher else than) for name in ("low", "mean", "high"))
         if not higher:
             low, mean, high = -high, -mean, -low
-        constants = [found.constant[key] for key in _CONSTANTS.get(metric, ()) if key in found.constant]
         beats = None
-        if constants:
-            beats = min(better, than) > max(constants) if higher else max(better, than) < min(constants)
+        if (constant := best_constant(found, metric)) is not None:
+            beats = min(better, than) > constant if higher else max(better, than) < constant
         title = claim.get("title", f"{row['better']} over {row['than']}")
         published, claimed = claim.get("percent"), claim.get("claimed", True)
-        made.append(Gain(row, title, mean, low, high, (better, than), published, claimed, beats))
+        made.append(Gain(row, title, mean, low, high, published, claimed, beats))
     return made
+
+
+def best_constant(found: StudyRows, metric: str) -> float | None:
+    """The best of the predictions that do not look at the picture; None if none was measured in this metric."""
+    values = [float(found.constant[key]) for key in _CONSTANTS.get(metric, ()) if key in found.constant]
+    return (max if METRICS[metric].higher_is_better else min)(values, default=None)
 
 
 def claims_of_paper(results: Path, scale: str) -> list[tuple[str, Gain]]:

@@ -34,8 +34,8 @@ from peclr_dali.train.pose.metrics import METRICS
 _BEATS: Final = {True: "yes", False: "**no**", None: "-"}
 _MAPS: Final = {"rotation_error_px": "equivariance error, rotations", "shift_error_px": "equivariance error, shifts"}
 _HEADS: Final = (
-    *COMPARISON_HEADS[:2], "errors", *COMPARISON_HEADS[2:5], "better by", "published", "better than a constant",
-    "the paper's sign", "interval without zero",
+    *COMPARISON_HEADS[:2], "errors", "PA-EPE, cm", *COMPARISON_HEADS[2:5], "better by", "published",
+    "better than a constant", "the paper's sign", "interval without zero",
 )  # fmt: skip
 
 
@@ -53,8 +53,8 @@ def overview(results: Path) -> dict[str, Any]:
             claims += [(study["source"], scale, *line) for line in _map_claims(study, rows[scale])]
     return {
         "studies": studies,
-        "heads": ("source", "scale", *_HEADS[:2], *_HEADS[5:]),
-        "claims": [line[:4] + line[7:] for line in claims],
+        "heads": ("source", "scale", *_HEADS[:2], *_HEADS[6:]),
+        "claims": [line[:4] + line[8:] for line in claims],
         "pictures": [scale for scale in SCALES if found[scale]],
         "anchor": _anchor,
     }
@@ -79,6 +79,7 @@ def section(results: Path, name: str) -> dict[str, Any]:
     scales = []
     for scale, rows in found.items():
         of_curves, others = gains_between_curves(study, rows, gains(study, rows))
+        lines = [_claim(gain, *_errors(gain.row, rows, listed)) for gain in others]
         scales.append(
             {
                 "name": scale,
@@ -86,7 +87,7 @@ def section(results: Path, name: str) -> dict[str, Any]:
                 "rows": rows,
                 "curves": [table for metric in curve_metrics if (table := curve_table(study, rows, metric))[1]],
                 "curve_gains": of_curves,
-                "claims": _without_empty(_HEADS, [_claim(gain, listed) for gain in others]),
+                "claims": _without_empty(_HEADS, lines),
                 "maps": _without_empty(_HEADS, _map_claims(study, rows)),
                 "map_errors": list(_map_errors(study, rows)),
             }
@@ -140,15 +141,13 @@ def _in_other_tables(study: Row, found: StudyRows) -> set[str]:
     return of_curves | {row[arm] for row in compared for arm in ("better", "than")}
 
 
-def _claim(gain: Gain, listed: Collection[str] = ()) -> tuple[str, ...]:
-    """The line of a comparison that was measured, with the arms' errors unless both arms are `listed`."""
+def _claim(gain: Gain, errors: str = "-", pa_epe: str = "-") -> tuple[str, ...]:
+    """The line of a comparison that was measured."""
     cells = comparison_cells(gain.row)
-    decimals = 3 if gain.row["metric"] == "auc" else 2
     return (
         *cells[:2],
-        "-"
-        if {gain.row["better"], gain.row["than"]} <= {*listed}
-        else " and ".join(f"{error:.{decimals}f}" for error in gain.errors),
+        errors,
+        pa_epe,
         *cells[2:5],
         f"{gain.percent:+.1f} %",
         "-" if gain.published is None else f"{gain.published:g} %",
@@ -156,6 +155,16 @@ def _claim(gain: Gain, listed: Collection[str] = ()) -> tuple[str, ...]:
         "-" if not gain.claimed else "yes" if gain.percent > 0 else "**no**",
         "yes" if gain.is_clear() else "no",
     )
+
+
+def _errors(row: Row, found: StudyRows, listed: Collection[str]) -> Iterator[str]:
+    """Mean errors of both arms of a comparison, in its metric and in PA-EPE; nothing if both are `listed`."""
+    if {row["better"], row["than"]} <= {*listed}:
+        return
+    for metric in (row["metric"], "pa_epe_cm"):
+        arms = [[found.arms[row[arm]][seed] for seed in row["seeds"]] for arm in ("better", "than")]
+        known = all(metric in one for of_arm in arms for one in of_arm)
+        yield " and ".join(f"{np.mean([one[metric] for one in of_arm]):.2f}" for of_arm in arms) if known else "-"
 
 
 def _map_claims(study: Row, found: StudyRows) -> list[tuple[str, ...]]:
@@ -174,7 +183,7 @@ def _map_claims(study: Row, found: StudyRows) -> list[tuple[str, ...]]:
         constant = _constant_map(next(iter(found.maps[better].values())), table)
         errors = [np.mean([row[table] for row in found.maps[arm].values()]) for arm in (better, than)]
         beats = None if constant is None else bool(max(errors) < np.mean(constant))
-        lines.append((f"{better} minus {than}", what, "-", "-", "-", "-", gain, "-", _BEATS[beats], sign, "-"))
+        lines.append((f"{better} minus {than}", what, *"-----", gain, "-", _BEATS[beats], sign, "-"))
     return lines
 
 

@@ -248,7 +248,9 @@ def test_each_metric_has_its_label_curves(tmp_path: Path) -> None:
 
 def test_curves_are_compared_by_the_labels_and_other_arms_one_by_one(tmp_path: Path) -> None:
     errors = {"scratch_005": 30, "scratch_030": 28, "peclr_005": 24, "peclr_030": 21, "version_60_030": 14}
-    rows = [arm(name, seed, epe_px=px) for name, px in errors.items() for seed in (0, 1)]
+    rows = [
+        arm(name, seed, epe_px=px, pa_epe_cm=2 + ("scratch" in name)) for name, px in errors.items() for seed in (0, 1)
+    ]
     rows += [
         compared("peclr_005", "scratch_005", "epe_px", [-6, -6], -9.0, -3.0),
         compared("peclr_030", "scratch_030", "epe_px", [-7, -7], -15.4, 1.4),
@@ -261,7 +263,11 @@ def test_curves_are_compared_by_the_labels_and_other_arms_one_by_one(tmp_path: P
     assert "| peclr over scratch | **+20.0** (+10.0 to +30.0) † | +25.0 (-5.0 to +55.0) † |" in made
     assert "†: not better than a constant." in made
     assert "peclr_030 minus scratch_030" not in made
-    assert "| version_60_030 minus scratch_030 | 2D EPE, px | 14.00 and 28.00 | -14.000, -14.000 |" in made
+    assert "| scratch | 30.0 (30.0 to 30.0) | 28.0 (28.0 to 28.0) |" in made
+    assert "| the best constant | 28.0 | 28.0 |" in made
+    assert (
+        "| version_60_030 minus scratch_030 | 2D EPE, px | 14.00 and 28.00 | 2.00 and 3.00 | -14.000, -14.000 |" in made
+    )
     assert "mean and range over seeds" not in made  # what it would list is in the tables above
     assert "| peclr_030 minus scratch_030 | 2D EPE, px | -15.400 to +1.400 |" in section(tmp_path, "studies")
 
