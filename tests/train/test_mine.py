@@ -180,15 +180,15 @@ def test_two_million_hands_are_mined_within_half_an_hour(
     in_same_file, distance = np.array(pairs).T
     assert (len(pairs), in_same_file.any()) == (hands, False)
     assert np.median(distance) < 0.3
-    found = re.search(r"([\d.]+)% of a sample", capsys.readouterr().out)
-    assert found
-    assert float(found[1]) > 80
+    missed = re.search(r"([\d.]+)% of a sample", capsys.readouterr().out)  # not said if all of the sample have theirs
+    found_percent = float(missed[1]) if missed else 100.0
+    assert found_percent > 80
     if hands < 2_000_000:
         return
     assert taken_s < 30 * 60
     record(
         "mine", proof="the most similar hands of other videos", hands=hands, seconds=round(taken_s),
-        nearest_found_percent=float(found[1]), median_distance=round(float(np.median(distance)), 3),
+        nearest_found_percent=found_percent, median_distance=round(float(np.median(distance)), 3),
         peak_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     )  # fmt: skip
 
