@@ -7,7 +7,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -24,8 +24,8 @@ to two seconds."""
 
 def image_name(name: str) -> str:
     """Return a path below a folder with one of `ENDINGS`. Others are a ValueError."""
-    path = PurePosixPath(file_name(name))
-    if path.is_absolute() or ".." in path.parts or path.suffix not in ENDINGS:
+    parts = file_name(name).split("/")  # by hand: PurePosixPath took a tenth of all time
+    if not parts[0] or ".." in parts or os.path.splitext(parts[-1])[1] not in ENDINGS:  # noqa: PTH122
         raise ValueError(f"{name[:80]!r} is no name like VIDEO/FRAME.png or VIDEO/FRAME.jpg, relative to data.root")
     return name
 
