@@ -124,7 +124,7 @@ def test_annotations_are_read_once_and_again_when_they_change(
     (damaged,) = set(cache.iterdir()) - {entry}
     damaged.write_bytes(damaged.read_bytes()[:100])
     assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 3
-    assert "unreadable or damaged; reading" in caplog.text
+    assert "unreadable or damaged; it is made again" in caplog.text
 
 
 def test_without_a_writable_cache_the_annotations_are_read_again(root: Path, cache: Path) -> None:
