@@ -31,6 +31,7 @@ from peclr_dali.train.runs.pictures import save_loss
 from peclr_dali.train.steps.batch_statistics import synchronise
 from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views, keypoints_of_pairs
 from peclr_dali.train.steps.optim import Lars, build_optimizer, describe
+from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.steps.training_state import compiled
 from peclr_dali.train.trainer import Task, Trainer
 
@@ -89,6 +90,9 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             world=world,
         )
         self.own_work = self.exact.own_work
+        is_recorded = train.cuda_graph and world.device.type == "cuda" and world.world_size == 1
+        is_recorded &= not config.loss.needs_keypoints
+        self._graph = StepGraph(self.network, self.own_work) if is_recorded else None
 
     def build_network(self, encoder: EncoderConfig) -> ContrastiveNetwork:
         """Normalisation, encoder and projection head."""
@@ -109,6 +113,9 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     def gradient(self, batch: Batch) -> StepResult:
         """The exact gradient of the loss."""
+        return self._exact_gradient(batch) if self._graph is None else self._graph(self._exact_gradient, batch)
+
+    def _exact_gradient(self, batch: Batch) -> StepResult:
         with self.casts_once():
             return self.exact(batch)
 
@@ -186,7 +193,8 @@ def _replay(forward: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
 def _bytes_of_batches(config: Config, world: World) -> int:
     """The most that the pixels of a rank's batches take: those made ahead, one in the making and one in use."""
     share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
-    return (config.pipelines.ahead + 2) * len(share) * Pretraining.views * 3 * config.geometry.side_px**2
+    held = config.pipelines.ahead + 2 + config.train.cuda_graph
+    return held * len(share) * Pretraining.views * 3 * config.geometry.side_px**2
 
 
 def _require_keypoints(index: Index, loss: Loss) -> None:

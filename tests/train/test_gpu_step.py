@@ -49,9 +49,9 @@ def state(*overrides: str) -> Pretraining:
     return Pretraining(load_config(Config, [], [*SETTINGS, *overrides]), World(device=GPU), 10, fresh=True)
 
 
-def batch(samples: int = 24) -> Batch:
+def batch(samples: int = 24, seed: int = 0) -> Batch:
     """Soft colours and any similarity, on the GPU."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def view() -> View:
         coarse = torch.rand(samples, 3, 8, 8, generator=generator)
@@ -109,6 +109,48 @@ def test_cuda_graphs_give_the_same_gradient(recompute: str, kept: int) -> None:
         ours, theirs = flat_gradient(replayed), flat_gradient(plain)
         assert float((ours - theirs).norm()) <= 1e-2 * float(theirs.norm())
     assert replayed.exact.kept_graphs == kept
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.parametrize(
+    ("override", "recompute"),
+    [("train.precision=fp32", "never"), ("train.precision=fp32", "always"), ("train.precision=fp16", "auto"),
+     ("train.precision=bf16", "never"), ("train.compile=true", "never")],
+)  # fmt: skip
+def test_a_recorded_step_does_the_same(override: str, recompute: str) -> None:
+    """On other batches than the recorded one, while weights, statistics and the scale of fp16 change."""
+    settings = (override, f"train.recompute={recompute}", "optim.warmup_epochs=0")
+    made = [state(*settings, f"train.cuda_graph={how}") for how in ("false", "true")]
+    for step in range(6):
+        seen = batch(seed=step)
+        plain, recorded = (one.step(seen) for one in made)
+        assert_close(recorded, plain, loss=0.02, embeddings=0.02)
+        ours, theirs = (flat_gradient(one) for one in reversed(made))
+        assert float((ours - theirs).norm()) <= 0.05 * float(theirs.norm())
+    assert made[1]._graph is not None
+    assert made[1]._graph._graph is not None  # it was recorded
+    for ours, theirs in zip(made[1].network.buffers(), made[0].network.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
+
+
+def test_a_recorded_step_leaves_its_results_and_waits_for_nothing() -> None:
+    made = state("train.cuda_graph=true")
+    for step in range(3):
+        made.step(batch(seed=step))
+    seen, other = batch(seed=3), batch(seed=4)
+    torch.cuda.synchronize()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        result = made.step(seen)
+        for parameter in made.network.parameters():
+            parameter.grad = None
+        kept = result.embeddings.clone()
+        later = made.step(other)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(result.embeddings, kept)
+    assert not torch.equal(later.embeddings, kept)
+    assert made.own_work.take_s() > 0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -29,6 +29,7 @@ FREE_ON_RESUME = (
     "encoder.weights",
     "optim.backend",
     "train.recompute",
+    "train.cuda_graph",
     "train.compile",
     "train.device",
     "train.threads",
