@@ -71,7 +71,6 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             batch=train.batch,
             micro_batch=train.micro_batch,
             autocast_dtype=self.autocast_dtype,
-            replayed=train.compile == "reduce-overhead",
             scaler=self.scaler,
             world=world,
         )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
@@ -69,10 +68,12 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         if train.sync_batch_norm:
             synchronise(self.network, world, batch=train.batch, micro_batch=train.micro_batch)
         self._norm_ranks = world.world_size if train.sync_batch_norm else 1
-        forward, replayed = compiled(self.network, train.compile), train.compile == "reduce-overhead"
+        # Exchanges of ranks and keypoints, which come from the host, cannot be recorded.
+        is_recorded = train.cuda_graph and world.device.type == "cuda" and world.world_size == 1
+        is_recorded &= not config.loss.needs_keypoints
         embed = partial(
             embed_views,
-            partial(_replay, forward) if replayed else forward,
+            compiled(self.network, train.compile),
             build_undo(config.equivariance, config.geometry.side_px),
             autocast_dtype=self.autocast_dtype,
         )
@@ -85,13 +86,11 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             loss_inputs=keypoints_of_pairs if config.loss.needs_keypoints else lambda _: (),
             recompute=train.recompute,
             reserved_bytes=_bytes_of_batches(config, world),
-            replayed=replayed,
+            recorded=is_recorded,
             scaler=self.scaler,
             world=world,
         )
         self.own_work = self.exact.own_work
-        is_recorded = train.cuda_graph and world.device.type == "cuda" and world.world_size == 1
-        is_recorded &= not config.loss.needs_keypoints
         self._graph = StepGraph(self.network, self.own_work) if is_recorded else None
 
     def build_network(self, encoder: EncoderConfig) -> ContrastiveNetwork:
@@ -183,15 +182,8 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             )
 
 
-def _replay(forward: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
-    """A forward pass by CUDA graphs."""
-    # Without this mark, torch waits for the backward pass of a dropped graph, and adds memory for the next one.
-    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-    return forward(image).clone()  # the next replay overwrites the result
-
-
 def _bytes_of_batches(config: Config, world: World) -> int:
-    """The most that the pixels of a rank's batches take: those made ahead, one in the making and one in use."""
+    """The most that a rank's batches take: those made ahead, one in the making, one in use, and a recorded one."""
     share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
     held = config.pipelines.ahead + 2 + config.train.cuda_graph
     return held * len(share) * Pretraining.views * 3 * config.geometry.side_px**2

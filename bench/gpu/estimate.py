@@ -65,8 +65,8 @@ GPUS: Final = (
 )
 """Cards of one overlay and memory stand together: they are counted once."""
 
-COUNTED: Final = ("encoder.weights=random", "probe.every_epochs=0", "train.compile=false")
-"""Settings of every counted step. What torch.compile fuses is not seen, so it is off."""
+COUNTED: Final = ("encoder.weights=random", "probe.every_epochs=0", "train.compile=false", "train.cuda_graph=false")
+"""Settings of every counted step. What torch.compile fuses is not seen, so it is off; the card records nothing."""
 
 
 class Assumed(NamedTuple):

@@ -66,7 +66,6 @@ STEPS: dict[str, tuple[str, ...]] = {
     "VICReg": ("loss.name=vicreg",),
     "weighted NT-Xent": ("loss.name=weighted_nt_xent",),
     "compiled": ("train.compile=true",),
-    "CUDA graphs": ('train.compile="reduce-overhead"',),
     "LARS on weights": ("optim.lars=weights", "optim.clip=false"),
     "timm": ("encoder.name=timm/test_convnext",),
 }

@@ -308,19 +308,6 @@ def test_a_range_upside_down_is_refused(kind: type[Config | FinetuneConfig]) -> 
             load_config(kind, [], [f"{key}=[{max(high, low + 0.1)}, {low}]"])
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("train.sync_batch_norm=true", "train.sync_batch_norm = True: the CUDA graphs of .* no exchange of ranks: set"),
-        ("train.recompute=never", "train.recompute = 'never': the CUDA graphs of .* hold one: set auto"),
-    ],
-)
-def test_what_cuda_graphs_cannot_do_is_refused(override: str, message: str) -> None:
-    load(override)
-    with pytest.raises(UserError, match=message):
-        load(override, 'train.compile="reduce-overhead"')
-
-
 def test_a_pose_is_not_learnt_from_flipped_views() -> None:
     with pytest.raises(UserError, match=r"geometry\.flip_probability.*views that are not flipped"):
         load_config(FinetuneConfig, [], ["geometry.flip_probability=0.5"])

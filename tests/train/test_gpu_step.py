@@ -81,7 +81,6 @@ def assert_close(ours: StepResult, theirs: StepResult, *, loss: float, embedding
         ("train.precision=fp16", 0.005, 0.03),
         ("train.channels_last=false", 1e-4, 1e-3),
         ("train.compile=true", 1e-3, 1e-2),
-        ('train.compile="reduce-overhead"', 1e-3, 1e-2),
     ],
 )
 def test_what_makes_it_fast_changes_the_loss_little(override: str, loss: float, embeddings: float) -> None:
@@ -95,20 +94,6 @@ def test_what_makes_it_fast_changes_the_loss_little(override: str, loss: float, 
         assert parameter.dtype == torch.float32
         assert parameter.grad is not None
         assert bool(parameter.grad.isfinite().all())
-
-
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
-@pytest.mark.parametrize(("recompute", "kept"), [("auto", 1), ("always", 0)])
-def test_cuda_graphs_give_the_same_gradient(recompute: str, kept: int) -> None:
-    """In the first calls torch warms up and records, then it replays. Its warning of pending backward passes fails."""
-    plain, replayed = (
-        state(f"train.recompute={recompute}", f"train.compile={how}") for how in ("true", '"reduce-overhead"')
-    )
-    for _ in range(4):
-        assert_close(replayed.exact(batch()), plain.exact(batch()), loss=1e-3, embeddings=1e-2)
-        ours, theirs = flat_gradient(replayed), flat_gradient(plain)
-        assert float((ours - theirs).norm()) <= 1e-2 * float(theirs.norm())
-    assert replayed.exact.kept_graphs == kept
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")

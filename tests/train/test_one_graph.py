@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.models.encoders import build_encoder
@@ -97,60 +96,6 @@ def test_a_step_of_pretraining_has_one_graph(
     assert counter.frame_count == 1
     torch.compile(state.network.eval())(as_loaded(4).views[0].image)
     assert counter.frame_count == 2
-
-
-class Replayed(torch.autograd.Function):
-    """x @ w, as CUDA graphs would compute it: results and gradients are in the same memory in every call."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, result: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(x, gradient)
-        return result.copy_(x @ w).detach()
-
-    @staticmethod
-    def backward(ctx: Any, above: Tensor) -> Any:
-        x, gradient = ctx.saved_tensors
-        return None, gradient.copy_(x.T @ above).detach(), None, None
-
-
-@pytest.mark.parametrize(("recompute", "kept"), [("always", 0), ("auto", 1)])
-def test_with_cuda_graphs_the_gradient_is_the_same(recompute: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own gradients would be wrong: `.grad` would be what the next micro-batch overwrites, and so would be the
-    saved tensors of a second kept graph. Each forward pass is marked for torch as a new one."""
-    modes, marks = [], Mock()
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", marks)
-
-    def as_cuda_graph(network: nn.Module, *, mode: str | None) -> Callable[[Tensor], Tensor]:
-        modes.append(mode)
-        (weight,) = network.parameters()
-        memory = torch.empty(8, 2, dtype=weight.dtype), torch.empty_like(weight)
-        return lambda image: Replayed.apply(image.flatten(1).to(weight), weight, *memory)  # type: ignore[no-untyped-call]
-
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(3 * 8 * 8, 2))
-
-        def forward(self, image: Tensor) -> Tensor:
-            return image.flatten(1).to(self.weight) @ self.weight
-
-    monkeypatch.setattr(torch, "compile", as_cuda_graph)
-    monkeypatch.setattr("peclr_dali.train.pretrain.build_network", lambda *_: Plain())
-    monkeypatch.setattr("peclr_dali.train.steps.training_state.require_memory", lambda *_: None)
-    monkeypatch.setattr(Pretraining, "build_optimizer", lambda self: torch.optim.SGD(self.network.parameters()))
-    common = ["train.precision=fp64", f"train.recompute={recompute}", "equivariance.variant=none", "geometry.side_px=8"]
-    gradients = []
-    for how in ("false", '"reduce-overhead"'):
-        torch.manual_seed(0)
-        config = load_config(Config, [], [*TINY, *common, f"train.compile={how}"])
-        state = Pretraining(config, World(), 10, fresh=True)
-        difference = state.gradient(as_loaded(12)).recompute_difference
-        gradients += [weight.grad for weight in state.network.parameters()]
-    assert difference == 0
-    assert state.exact.kept_graphs == kept
-    assert modes == ["reduce-overhead"]
-    assert marks.call_count == 3 + 3 - kept
-    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_the_loss_is_one_graph_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
@@ -68,8 +68,7 @@ class StepsConfig:
             mantissa) by default. Trained networks (predict, evaluate, validation) run in fp32 without TF32, unless
             another precision than "auto" is set.
         device: "auto" uses a GPU if there is one.
-        compile: torch.compile the network. "reduce-overhead" also replays its kernels as CUDA graphs, so that the CPU
-            starts few of them; its speed on a GPU has not been measured, and it changes nothing on a CPU.
+        compile: torch.compile the network: fewer kernels, after a start of about a minute.
         channels_last: keep the network's tensors channels-last.
         threads: CPU threads of torch. Unset: torch's choice for one process, else the process's share of the cores.
     """
@@ -79,7 +78,7 @@ class StepsConfig:
     micro_batch: Count = 128
     precision: Literal["auto", "fp64", "fp32", "bf16", "fp16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    compile: Literal[False, True, "reduce-overhead"] = False
+    compile: bool = False
     channels_last: bool = True
     threads: Threads | None = None
 
@@ -94,26 +93,15 @@ class TrainConfig(StepsConfig):
         sync_batch_norm: take batch norm over the k-th micro-batches of all ranks together (GPUs only). The result then
             depends on the number of ranks.
         recompute: "never" keeps the graphs of all micro-batches. "always" drops each graph and builds it again. "auto"
-            keeps as many as fit into free memory, and one with CUDA graphs. The gradient is the same.
-        cuda_graph: record the gradient's kernels as one CUDA graph, from the third step on, so that the host starts one
-            thing in a step and not thousands. It has no effect on a CPU, with several ranks, or with a loss that takes
-            keypoints.
+            keeps as many as fit into free memory. The gradient is the same.
+        cuda_graph: in the third step, record the gradient's kernels as one CUDA graph, and replay it from then on: the
+            host then starts one graph in a step, not thousands of kernels. It has no effect on a CPU, on several ranks,
+            or with a loss that takes keypoints.
     """
 
     sync_batch_norm: bool = False
     recompute: Literal["auto", "always", "never"] = "auto"
     cuda_graph: bool = False
-
-    @field_validator("sync_batch_norm", "recompute")
-    @classmethod
-    def _fits_cuda_graphs(cls, value: bool | str, info: ValidationInfo) -> bool | str:
-        reasons = {
-            True: "take part in no exchange of ranks: set one of the two to false",
-            "never": "hold one: set auto",
-        }
-        if info.data.get("compile") == "reduce-overhead" and value in reasons:
-            raise ValueError(f'the CUDA graphs of train.compile = "reduce-overhead" {reasons[value]}')
-        return value
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

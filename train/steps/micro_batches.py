@@ -27,9 +27,6 @@ class MicroBatchStep:
         batch: number of samples in a global batch.
         micro_batch: number of samples that go through the network together; divides `batch`.
         scaler: scales the gradients, which the caller unscales (fp16).
-        replayed: the network is replayed as CUDA graphs, which overwrite what earlier calls saved and gave. So
-            gradients are summed into memory of their own; otherwise `.grad` is the first micro-batch's gradient itself.
-            And an `ExactStep` keeps the graph of one micro-batch at most.
         world: rank and device of this process.
         share: the positions within the global batch that this rank's batches hold.
         own_work: stopwatch of this rank's own work, without waiting for other ranks.
@@ -44,7 +41,6 @@ class MicroBatchStep:
     batch: int
     micro_batch: int
     scaler: GradScaler | None = None
-    replayed: bool = False
     world: World = field(default_factory=World)
     share: range = field(init=False)
     own_work: Stopwatch = field(init=False, default_factory=Stopwatch)
@@ -69,8 +65,7 @@ class MicroBatchStep:
                 f"the step's batch, and micro_batch = {self.micro_batch}"
             )
         for parameter in self.network.parameters():
-            own = self.replayed and parameter.requires_grad
-            parameter.grad = torch.zeros_like(parameter) if own else None
+            parameter.grad = None
         return [slice(start, start + self.micro_batch) for start in range(0, len(batch), self.micro_batch)]
 
     def backward(self, result: Tensor, gradient: Tensor | None = None, *, last: bool) -> None:
@@ -81,9 +76,8 @@ class MicroBatchStep:
         The step's last call begins the sums over ranks, which `sum_gradients` ends.
         """
         trained = [p for p in self.network.parameters() if p.requires_grad]
-        is_shared = last and self.world.world_size > 1
-        if is_shared or self.replayed:
-            with begun_sums(self.world, trained if is_shared else []) as self._sums:
+        if last and self.world.world_size > 1:
+            with begun_sums(self.world, trained) as self._sums:
                 torch.autograd.backward(result, gradient)
             return
         # Autograd would add each tensor's gradient by a kernel of its own.

@@ -154,12 +154,9 @@ class TrainingState(ABC, Generic[N, R]):
             raise ValueError(f"step {self.steps_done}, but {self.scheduler.last_epoch} steps of the learning rate")
 
 
-def compiled(forward: M, how: bool | str) -> M:
-    """A network, or a method of it, as `train.compile` wants it.
-
-    CUDA graphs overwrite earlier results, gradients among them.
-    """
-    return cast(M, torch.compile(forward, mode=None if how is True else how)) if how else forward
+def compiled(forward: M, on: bool) -> M:
+    """A network, or a method of it, as `train.compile` wants it."""
+    return cast(M, torch.compile(forward)) if on else forward
 
 
 def resolve_precision(config: Config | FinetuneConfig, device: torch.device) -> str:
