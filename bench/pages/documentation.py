@@ -49,8 +49,8 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 """Name of a table -> its file in templates/, and values for it."""
 
 _NOT_PROOFS: Final = {
-    "loader", "train", "gpu", "gpu_estimate", "gpu_pixels", "gpu_steps", "experiments", "find_boxes", "networks",
-    "photographs",
+    "loader", "train", "gpu", "gpu_estimate", "gpu_pixels", "gpu_steps", "gpu_loaded", "experiments", "find_boxes",
+    "networks", "photographs",
 }  # fmt: skip
 """Files of rows that have tables of their own; the other files are those of tests, for the table "proofs"."""
 
@@ -97,7 +97,7 @@ def fill_tables(text: str, results: Path) -> str:
 
     def newest(name: str, *by: str) -> list[Row]:
         """The newest row of a file for each value of some keys, without which a row counts as named like the file."""
-        rows = {tuple(row.get(key, name) for key in by): row for row in rows_of(results / f"{name}.jsonl")}
+        rows = {tuple(str(row.get(key, name)) for key in by): row for row in rows_of(results / f"{name}.jsonl")}
         return list(rows.values())
 
     templates.globals |= {

@@ -58,29 +58,41 @@ def test_tables_are_those_of_the_last_rows(tmp_path: Path) -> None:
 def test_what_a_gpu_measured_is_told_from_what_a_cpu_did(tmp_path: Path) -> None:
     page = "<!-- rows: gpu-measured -->\n<!-- end rows -->\n<!-- rows: gpu-in-short -->\n<!-- end rows -->\n"
     small = {"settings": {"repeats": 2}, "overlay": "rtx_11gb", "torch_memory_gib": 9.5}
-    rows = [step_row(1, "Card", **small), step_row(7, "Card", overlay="a100"), step_row(9)]
+    rows = [step_row(1, "NVIDIA Card", **small), step_row(7, "NVIDIA Card", overlay="a100"), step_row(9)]
     write_rows(tmp_path / "train.jsonl", *rows)
-    write_rows(tmp_path / "loader.jsonl", loader_row(4000, "Card") | {"sources": "small", "settings": {"batch": 8}})
+    write_rows(
+        tmp_path / "loader.jsonl", loader_row(4000, "NVIDIA Card") | {"sources": "small", "settings": {"batch": 8}}
+    )
     assert fill_tables(page, tmp_path).count("No row yet.") == 2
     step = {
-        "machine": machine("Card") | {"torch": "2", "cuda": "13"}, "encoder": "resnet50", "side_px": 128,
+        "machine": machine("NVIDIA Big") | {"torch": "2", "cuda": "13"}, "encoder": "resnet50", "side_px": 128,
         "precision": "bf16", "batch": 2048,
         "compile": False, "host_s": 0.5, "peak_gib": 5.0, "kernels": None, "busy_s": None,
     }  # fmt: skip
     steps = [step | {"micro_batch": n, "step_s": 1 / n, "images_per_s": n, "graphs_kept": 4} for n in (128, 512)]
-    other = step | {"machine": machine("Other"), "micro_batch": 64, "step_s": 9.0, "images_per_s": 9, "graphs_kept": 4}
-    write_rows(tmp_path / "gpu_steps.jsonl", other, *steps)
+    recorded = steps[0] | {"compile": True, "cuda_graph": True, "images_per_s": 256, "kernels": 1234, "busy_s": 0.25}
+    other = steps[0] | {"machine": machine("NVIDIA Old") | {"torch": "2", "cuda": "13"}, "images_per_s": 9}
+    write_rows(tmp_path / "gpu_steps.jsonl", other, steps[0] | {"cuda_graph": False}, steps[1], recorded)
     kinds = [
         {"machine": machine("Card"), "kind": kind, "jitter": "hsv", "fill": 0} for kind in ("png", "jpeg", "fused")
     ]
     write_rows(tmp_path / "gpu_pixels.jsonl", *(row | {"mean": at / 10} for at, row in enumerate(kinds)))
-    made = fill_tables(page, tmp_path)
-    assert "| resnet50 | 512 | no | 0.002 | 512 | 0.500 | - | - | 4 of 4 | 5.0 |" in made
-    assert "| images/s, with the loader | 1.0 (1.0 to 2.0) |" in made
-    assert "of PNG files is 0.000 and of JPEG files is 0.100; of the fused kernel from" in made
-    assert "| resnet50 | 64 |" not in made  # of another card
-    assert "| micro-batches of 128 | 128 |" in made
-    assert "| loader alone | 4000 |" in made
+    loaded = step | {"overlay": "h100", "in_memory_images_per_s": 250, "images_per_s": [9, 8], "waited_share": 0.125}
+    others = {"backend": "cpu"}, {"batch": 7}
+    write_rows(tmp_path / "gpu_loaded.jsonl", *(loaded | {"pipelines": changed} for changed in ({}, *others)))
+    detailed, short = fill_tables(page, tmp_path).split("<!-- rows: gpu-in-short -->")
+    assert "| Big | resnet50 | 512 | no | no | 0.002 | 512 | 0.500 | - | - | 4 of 4 | 5.0 |" in detailed
+    assert "| Big | resnet50 | 128 | yes | yes | 0.008 | 256 | 0.500 | 0.250 | 1,234 | 4 of 16 | 5.0 |" in detailed
+    assert "| Old | resnet50 | 128 | no | no | 0.008 | 9 |" in detailed
+    assert "| - | 9, 8 | 12.5% |" in detailed
+    assert '| `backend = "cpu"` | 9, 8 | 12.5% |' in detailed
+    assert "| images/s, with the loader | 1.0 (1.0 to 2.0) |" in detailed
+    assert "of PNG files is 0.000 and of JPEG files is 0.100; of the fused kernel from" in detailed
+    assert [line for line in short.splitlines() if line.startswith("| ")][2:] == [
+        "| step | Big | 128 |", "| compiled, one CUDA graph | Big | 256 |", "| compiled, one CUDA graph | Big | 250 |",
+        "| with the loader on the GPU | Big | 8, 9 |", "| with the loader on the CPU | Big | 8, 9 |",
+        "| step in 9.5 GiB: never computed twice | Card | 1 |", "| loader alone | Card | 4000 |",
+    ]  # fmt: skip
 
 
 def test_figures_of_a_gpu_are_those_of_each_overlays_last_row(tmp_path: Path) -> None:
