@@ -33,6 +33,7 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.distributed.world import World, described_world
 from peclr_dali.train.pretrain import Pretraining
+from peclr_dali.train.steps.batch_statistics import one_momentum_step
 from peclr_dali.train.steps.stopwatch import Stopwatch
 from peclr_dali.train.trainer import before_the_loader, set_threads
 
@@ -202,11 +203,13 @@ class StepBench:
         train, exact = self._config.train, self.state.exact
         self.state.network.zero_grad()
         count = train.batch // train.micro_batch
-        with self.state.casts_once():
+        # Batch norm as in the exact step: otherwise the network would be compiled again.
+        with self.state.casts_once(), one_momentum_step(self.state.network, self.world, count) as add_statistics:
             for start in range(0, train.batch, train.micro_batch):
                 rows = slice(start, start + train.micro_batch)
                 inputs = [one[:, rows] for one in exact.loss_inputs(batch)]
                 loss = exact.loss(exact.embed(batch, rows), *inputs) / count
+                add_statistics()
                 exact.backward(self.state.scaler.scale(loss), last=False)
 
     def _with_gradient(self, gradient: Callable[[Batch], object]) -> Callable[[Batch], object]:
