@@ -12,16 +12,17 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.sources.annotations import json_stream
 from peclr_dali.pipelines.sources.annotations.json_stream import elements
 
+TEXT = st.text(st.sampled_from('{}[]",:\\ \ud800aé'), max_size=8)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
     max_leaves=12,
 )
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    content=st.dictionaries(st.text(), VALUES, max_size=4),
+    content=st.dictionaries(TEXT, VALUES | st.lists(st.dictionaries(TEXT, VALUES, max_size=3), max_size=3), max_size=4),
     indent=st.sampled_from([None, 1]),
     window=st.sampled_from([1, 2, 3, 7, 64, 1 << 22]),
 )
