@@ -68,9 +68,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         if train.sync_batch_norm:
             synchronise(self.network, world, batch=train.batch, micro_batch=train.micro_batch)
         self._norm_ranks = world.world_size if train.sync_batch_norm else 1
-        # Exchanges of ranks and keypoints, which come from the host, cannot be recorded.
-        is_recorded = train.cuda_graph and world.device.type == "cuda" and world.world_size == 1
-        is_recorded &= not config.loss.needs_keypoints
+        recorded = is_recorded(config, world)
         embed = partial(
             embed_views,
             compiled(self.network, train.compile),
@@ -86,12 +84,12 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             loss_inputs=keypoints_of_pairs if config.loss.needs_keypoints else lambda _: (),
             recompute=train.recompute,
             reserved_bytes=_bytes_of_batches(config, world),
-            recorded=is_recorded,
+            spare_graphs=int(recorded),
             scaler=self.scaler,
             world=world,
         )
         self.own_work = self.exact.own_work
-        self._graph = StepGraph(self.network, self.own_work) if is_recorded else None
+        self._graph = StepGraph(self.network, self.own_work) if recorded else None
 
     def build_network(self, encoder: EncoderConfig) -> ContrastiveNetwork:
         """Normalisation, encoder and projection head."""
@@ -140,6 +138,10 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             describe(self.optimizer),
             self.precision,
         )
+        train = self.config.train
+        if train.cuda_graph and self._graph is None and self.world.device.type == "cuda":
+            slow = ", and without it a compiled step may be slower than train.compile = false" if train.compile else ""
+            log.warning("train.cuda_graph has no effect on several ranks, or with a loss that takes keypoints%s", slow)
         if index.sources:
             rows = rows_per_batch([source.weight for source in index.sources], self.config.train.batch)
             parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]
@@ -182,10 +184,16 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             )
 
 
+def is_recorded(config: Config, world: World) -> bool:
+    """Whether steps are recorded as a CUDA graph: not exchanges of ranks, nor keypoints, which come from the host."""
+    on_one_gpu = world.device.type == "cuda" and world.world_size == 1
+    return config.train.cuda_graph and on_one_gpu and not config.loss.needs_keypoints
+
+
 def _bytes_of_batches(config: Config, world: World) -> int:
     """The most that a rank's batches take: those made ahead, one in the making, one in use, and a recorded one."""
     share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
-    held = config.pipelines.ahead + 2 + config.train.cuda_graph
+    held = config.pipelines.ahead + 2 + is_recorded(config, world)
     return held * len(share) * Pretraining.views * 3 * config.geometry.side_px**2
 
 

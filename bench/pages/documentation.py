@@ -96,8 +96,17 @@ def fill_tables(text: str, results: Path) -> str:
         return None
 
     def newest(name: str, *by: str) -> list[Row]:
-        """The newest row of a file for each value of some keys, without which a row counts as named like the file."""
-        rows = {tuple(str(row.get(key, name)) for key in by): row for row in rows_of(results / f"{name}.jsonl")}
+        """The newest row of a file for each value of some keys, without which a row counts as named like the file.
+
+        "machine.gpu" is the key "gpu" of the row's "machine".
+        """
+
+        def value(row: Any, key: str) -> str:
+            for part in key.split("."):
+                row = row.get(part, name)
+            return str(row)
+
+        rows = {tuple(value(row, key) for key in by): row for row in rows_of(results / f"{name}.jsonl")}
         return list(rows.values())
 
     templates.globals |= {

@@ -72,7 +72,10 @@ def test_what_a_gpu_measured_is_told_from_what_a_cpu_did(tmp_path: Path) -> None
     steps = [step | {"micro_batch": n, "step_s": 1 / n, "images_per_s": n, "graphs_kept": 4} for n in (128, 512)]
     recorded = steps[0] | {"compile": True, "cuda_graph": True, "images_per_s": 256, "kernels": 1234, "busy_s": 0.25}
     other = steps[0] | {"machine": machine("NVIDIA Old") | {"torch": "2", "cuda": "13"}, "images_per_s": 9}
-    write_rows(tmp_path / "gpu_steps.jsonl", other, steps[0] | {"cuda_graph": False}, steps[1], recorded)
+    big = machine("NVIDIA Big") | {"torch": "2", "cuda": "13", "date": "2029-01-01"}
+    older = steps[0] | {"machine": big, "images_per_s": 77}
+    large = recorded | {"encoder": "resnet152", "images_per_s": 66}
+    write_rows(tmp_path / "gpu_steps.jsonl", other, older, *steps, large, recorded)
     kinds = [
         {"machine": machine("Card"), "kind": kind, "jitter": "hsv", "fill": 0} for kind in ("png", "jpeg", "fused")
     ]
@@ -89,9 +92,10 @@ def test_what_a_gpu_measured_is_told_from_what_a_cpu_did(tmp_path: Path) -> None
     assert "| images/s, with the loader | 1.0 (1.0 to 2.0) |" in detailed
     assert "of PNG files is 0.000 and of JPEG files is 0.100; of the fused kernel from" in detailed
     assert [line for line in short.splitlines() if line.startswith("| ")][2:] == [
-        "| step | Big | 128 |", "| compiled, one CUDA graph | Big | 256 |", "| compiled, one CUDA graph | Big | 250 |",
+        "| plain step | Old | 9 |", "| plain step | Big | 128 |", "| compiled, one CUDA graph | Big | 256 |",
+        "| compiled, one CUDA graph | Big | 250 |",
         "| with the loader on the GPU | Big | 8, 9 |", "| with the loader on the CPU | Big | 8, 9 |",
-        "| step in 9.5 GiB: never computed twice | Card | 1 |", "| loader alone | Card | 4000 |",
+        "| plain step in 9.5 GiB: never computed twice | Card | 1 |", "| loader alone | Card | 4000 |",
     ]  # fmt: skip
 
 

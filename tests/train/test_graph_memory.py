@@ -114,9 +114,13 @@ def test_no_more_graphs_are_held_than_are_kept(kept_graphs: int, expected: list[
     assert not alive
 
 
-@pytest.mark.parametrize(("fitting", "kept"), [(0.0, 1), (1.99, 1), (2.01, 2), (2.99, 2), (3.01, 3), (99.0, 3)])
+@pytest.mark.parametrize(
+    ("fitting", "spare", "kept"),
+    [(0.0, 0, 1), (1.99, 0, 1), (2.01, 0, 2), (2.99, 0, 2), (3.01, 0, 3), (99.0, 0, 3), (1.5, 1, 1), (3.01, 1, 2),
+     (4.01, 1, 3)],
+)  # fmt: skip
 def test_auto_keeps_graphs_that_fit(
-    fitting: float, kept: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fitting: float, spare: int, kept: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Into 80 % of what is free before the first step, with gradients twice, Adam's two moments, what is reserved."""
     model, reserved = network(), 1000
@@ -125,7 +129,7 @@ def test_auto_keeps_graphs_that_fit(
     needed = fitting * graph_bytes + 4 * 8 * sum(p.numel() for p in model.parameters()) + reserved
     free = iter([needed / 0.8])  # what is free later depends on the loader
     monkeypatch.setattr("peclr_dali.train.steps.exact.free_bytes", lambda world, headroom_bytes: next(free))
-    step = exact_step(model, batch=6, micro_batch=2, reserved_bytes=reserved)
+    step = exact_step(model, batch=6, micro_batch=2, reserved_bytes=reserved, spare_graphs=spare)
     with caplog.at_level(logging.INFO, "peclr_dali.train.steps.exact"):
         step(images(6))
         assert step.kept_graphs == kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,14 +13,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.pretrain import Pretraining
+from peclr_dali.train.pretrain import Pretraining, _bytes_of_batches, is_recorded
 from peclr_dali.train.steps.step_graph import StepGraph
 from tests.train.tiny_run import TINY
-from tests.train.tiny_step import images
+from tests.train.tiny_step import images, part
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -136,6 +138,50 @@ def test_a_recording_is_not_timed_and_a_replay_is() -> None:
     assert recorded.own_work.take_s() == 2
 
 
-def test_a_cpu_records_nothing() -> None:
-    config = load_config(Config, [], [*TINY, "train.cuda_graph=true"])
-    assert Pretraining(config, World(), 10, fresh=True)._graph is None
+@pytest.mark.parametrize(
+    ("device", "world_size", "settings", "expected"),
+    [
+        ("cuda", 1, ["train.cuda_graph=true"], True),
+        ("cuda", 1, [], False),
+        ("cpu", 1, ["train.cuda_graph=true"], False),
+        ("cuda", 2, ["train.cuda_graph=true"], False),
+        ("cuda", 1, ["train.cuda_graph=true", "loss.name=weighted_nt_xent"], False),
+    ],
+)
+def test_what_is_recorded(device: str, world_size: int, settings: list[str], expected: bool) -> None:
+    """One GPU, and a loss that takes nothing from the host. A batch more is then held."""
+    world = World(world_size=world_size, device=torch.device(device))
+    config, plain = (load_config(Config, [], [*TINY, *more]) for more in (settings, []))
+    assert is_recorded(config, world) == expected
+    held, without = (_bytes_of_batches(one, world) for one in (config, plain))
+    assert held == without * (1 + expected / 4)  # two are made ahead, one is in the making, one in use
+
+
+def test_what_cannot_be_recorded_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch ends the recording with an error of its own."""
+    _, recorded = states()
+    for _ in range(2):
+        recorded.gradient(batch(0))
+
+    @contextmanager
+    def graph(*_: Any, **__: Any) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("capture was\ninvalidated")
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with pytest.raises(UserError, match=r"recorded as a CUDA graph \(capture was invalidated\): set train.cuda_graph"):
+        recorded.gradient(batch(0))
+    monkeypatch.setattr(recorded.exact, "embed", Mock(side_effect=torch.OutOfMemoryError("no\nmemory")))
+    with pytest.raises(UserError, match=r"recorded as a CUDA graph \(no memory\): set train.cuda_graph"):
+        recorded.gradient(batch(0))
+    assert not recorded.own_work.is_off
+
+
+def test_other_shapes_are_refused() -> None:
+    _, recorded = states()
+    for seed in range(3):
+        recorded.gradient(batch(seed))
+    with pytest.raises(ValueError, match=r"tensor of \(4, 3, 8, 8\), but the recorded one has \(12, 3, 8, 8\)"):
+        recorded.gradient(part(batch(0), range(4)))

@@ -68,7 +68,7 @@ class StepsConfig:
             mantissa) by default. Trained networks (predict, evaluate, validation) run in fp32 without TF32, unless
             another precision than "auto" is set.
         device: "auto" uses a GPU if there is one.
-        compile: torch.compile the network: fewer kernels, after a start of about a minute.
+        compile: torch.compile the network: fewer and larger kernels, after a longer start.
         channels_last: keep the network's tensors channels-last.
         threads: CPU threads of torch. Unset: torch's choice for one process, else the process's share of the cores.
     """

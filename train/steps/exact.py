@@ -70,8 +70,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
             before the loader and the optimiser take theirs. If a GPU lacks memory all the same, a single process keeps
             one less and repeats the step.
         reserved_bytes: memory of the device that batches will take, those that the loader makes ahead among them.
-        recorded: a `StepGraph` will record the step. Nothing else can use its memory then, so "auto" leaves that of one
-            micro-batch to what else runs, such as a probe.
+        spare_graphs: so many graphs less than fit are kept by "auto", at least one: for what else needs memory, such as
+            a probe beside a `StepGraph`.
         kept_graphs: number of micro-batches whose graphs a rank keeps, the last ones, the same on all ranks. The others
             are computed twice. None until "auto" has measured, in the first call.
 
@@ -88,7 +88,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
     loss_inputs: Callable[[B], Sequence[Tensor]] = field(default=lambda _: (), kw_only=True)
     recompute: Recompute = field(default="auto", kw_only=True)
     reserved_bytes: int = field(default=0, kw_only=True)
-    recorded: bool = field(default=False, kw_only=True)
+    spare_graphs: int = field(default=0, kw_only=True)
     kept_graphs: int | None = field(init=False, default=None)
     _free_bytes: int = field(init=False, default=0)
     _is_compared: bool = field(init=False, default=False)
@@ -197,7 +197,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
         # Gradients, those of one micro-batch, Adam's two moments.
         usable = int(share * self._free_bytes) - self.reserved_bytes - 4 * weights
         # One graph at a time has to fit in any case, and the last one is used at once.
-        fitting = min(max(usable // max(graph_bytes, 1) - self.recorded, 1), largest)
+        fitting = min(max(usable // max(graph_bytes, 1) - self.spare_graphs, 1), largest)
         kept = min(self.world.gather_objects(fitting))
         message = "recompute = 'auto': keeps %d of %d graphs of %.2f GiB each, %.2f GiB for them"
         log.info(message, kept, largest, graph_bytes / 2**30, usable / 2**30)

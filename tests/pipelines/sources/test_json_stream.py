@@ -33,7 +33,7 @@ def test_every_element_equals_that_of_the_json_module(
     file.write_text(json.dumps(content, indent=indent), encoding="utf-8")
     monkeypatch.setattr(json_stream, "_PIECE_CHARS", window)
     expected = [(key, element) for key, value in content.items() if isinstance(value, list) for element in value]
-    assert list(elements(file)) == expected
+    assert repr(list(elements(file))) == repr(expected)  # 1, 1.0 and True are equal
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
