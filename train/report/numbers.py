@@ -78,7 +78,8 @@ def in_words(found: Measured) -> str:
 
 
 def _comparison_in_words(found: Measured) -> str:
-    """The difference in the first error in which one of the two runs is better than the constants, then the rest."""
+    """The difference in the first error in which one of the two runs is surely better than the constants, then the
+    rest."""
     difference = found.difference
     if difference is None:
         return "No two of these runs were compared on the same images: evaluate RUN --compare RUN2 does that."
@@ -103,9 +104,12 @@ def _comparison_in_words(found: Measured) -> str:
 
 
 def _beats_constants(result: Mapping[str, Any], name: str) -> bool:
-    """Whether a metric is an error, and that of a run is smaller than those of the constant predictions."""
+    """Whether a metric is an error, and a run's whole interval is below those of the constant predictions."""
     constants = [errors[name] for errors in result.get("constants", {}).values() if name in errors]
-    return bool(constants) and not METRICS[name].higher_is_better and result["metrics"][name]["value"] < min(constants)
+    if METRICS[name].higher_is_better or not constants:
+        return False
+    found = result["metrics"][name]
+    return bool((found["value"] if found["high"] is None else found["high"]) < min(constants))
 
 
 def _limits(cell: Cell) -> str:

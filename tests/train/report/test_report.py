@@ -291,8 +291,12 @@ def test_the_verdict_is_by_a_metric_in_which_the_network_beats_the_constants(fol
     """Where all errors are worse than a constant's, by the first one."""
     found = differing(folder, pa_epe_cm=(-0.2, -0.3, -0.1), epe_px=(-2.0, -3.0, -1.0))
     ours, theirs = found.results
-    for error_px, metric in ((30.0, "2D EPE"), (41.0, "PA-EPE")):
-        metrics = {**ours["metrics"], "pa_epe_cm": {"value": 2.5}, "epe_px": {"value": error_px}}
+    ends: list[tuple[float, float | None, str]] = [
+        (30.0, 35.0, "2D EPE"), (39.0, 42.0, "PA-EPE"), (41.0, 45.0, "PA-EPE"), (30.0, None, "2D EPE")
+    ]  # fmt: skip
+    for error_px, high_px, metric in ends:
+        errors = {"pa_epe_cm": {"value": 2.5, "high": 2.6}, "epe_px": {"value": error_px, "high": high_px}}
+        metrics = {**ours["metrics"], **errors}
         constants = {"rigid_pose": {"pa_epe_cm": 1.5}, "mean_keypoints": {"epe_px": 40.0}}
         results = [{**ours, "metrics": metrics, "constants": constants}, theirs]
         assert in_words(Measured(found.runs, results, found.difference, [])).startswith(
@@ -304,7 +308,7 @@ def test_the_verdict_is_also_by_a_metric_in_which_only_the_second_run_beats_the_
     found = differing(folder, pa_epe_cm=(0.4, 0.3, 0.5), epe_px=(-2.0, -3.0, -1.0))
     constants = {"rigid_pose": {"pa_epe_cm": 1.5}, "mean_keypoints": {"epe_px": 40.0}}
     results = [
-        {**result, "metrics": {**result["metrics"], "pa_epe_cm": {"value": cm}}, "constants": constants}
+        {**result, "metrics": {**result["metrics"], "pa_epe_cm": {"value": cm, "high": cm}}, "constants": constants}
         for result, cm in zip(found.results, (1.8, 1.4), strict=True)
     ]
     assert in_words(Measured(found.runs, results, found.difference, [])).startswith(
