@@ -9,9 +9,14 @@ import signal
 def run() -> None:
     """Run the command that the process's arguments name.
 
+    CUDA gets as many hardware queues as it can have, unless the environment says how many.
+
     Ctrl-C during the imports ends the process without a traceback. Where it is ignored, as for background jobs, it
     stays ignored.
     """
+    # CUDA reads it when it starts. With its 8 hardware queues, some of the loader's many streams share one with the
+    # step's, and wait for all of the step's kernels.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     heeded = signal.getsignal(signal.SIGINT) == signal.default_int_handler
     if heeded:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

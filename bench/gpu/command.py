@@ -53,6 +53,8 @@ def bench_gpu(files: Sequence[Path], overrides: Sequence[str], out: Path, cards:
     only its part of the smaller memory. Weights are random. Rows for bench/results/ are written to --out. Exit code 1
     if a measurement fails; the others still run.
     """
+    if estimate and cards:
+        raise UserError("--estimate counts for all cards: leave out --card.")
     each = [list(files)] if files else [[_ROOT / "configs" / f"{name}.toml"] for name in SHIPPED]
     files = each[0]
     for name in OVERLAYS:  # before anything is measured

@@ -81,20 +81,31 @@ def test_what_a_gpu_measured_is_told_from_what_a_cpu_did(tmp_path: Path) -> None
     ]
     write_rows(tmp_path / "gpu_pixels.jsonl", *(row | {"mean": at / 10} for at, row in enumerate(kinds)))
     loaded = step | {"overlay": "h100", "in_memory_images_per_s": 250, "images_per_s": [9, 8], "waited_share": 0.125}
-    others = {"backend": "cpu"}, {"batch": 7}
-    write_rows(tmp_path / "gpu_loaded.jsonl", *(loaded | {"pipelines": changed} for changed in ({}, *others)))
+    many = loaded | {"pipelines": {}, "hardware_queues": 32}
+    write_rows(
+        tmp_path / "gpu_loaded.jsonl",
+        loaded | {"pipelines": {}},
+        loaded | {"pipelines": {"backend": "cpu"}, "hardware_queues": 8, "cores_busy": 5.4},
+        loaded | {"pipelines": {"batch": 7}, "also": "a stream"},
+        many,
+        many | {"also": "a stream"},
+    )
     detailed, short = fill_tables(page, tmp_path).split("<!-- rows: gpu-in-short -->")
-    assert "| Big | resnet50 | 512 | no | no | 0.002 | 512 | 0.500 | - | - | 4 of 4 | 5.0 |" in detailed
-    assert "| Big | resnet50 | 128 | yes | yes | 0.008 | 256 | 0.500 | 0.250 | 1,234 | 4 of 16 | 5.0 |" in detailed
-    assert "| Old | resnet50 | 128 | no | no | 0.008 | 9 |" in detailed
-    assert "| - | 9, 8 | 12.5% |" in detailed
-    assert '| `backend = "cpu"` | 9, 8 | 12.5% |' in detailed
+    assert "| Big | resnet50 | bf16 | 512 | no | no | 0.002 | 512 | 0.500 | - | - | 4 of 4 | 5.0 |" in detailed
+    assert "| Big | resnet50 | bf16 | 128 | yes | yes | 0.008 | 256 | 0.500 | 0.250 | 1,234 | 4 of 16 |" in detailed
+    assert "| Old | resnet50 | bf16 | 128 | no | no | 0.008 | 9 |" in detailed
+    for line in (
+        "- | 8 | 9, 8 | 250 | 12.5% | - |", '`backend = "cpu"` | 8 | 9, 8 | 250 | 12.5% | 5.4 |',
+        "`batch = 7`, a stream | 8 | 9, 8 | 250 | 12.5% | - |", "- | 32 | 9, 8 | 250 | 12.5% | - |",
+        "a stream | 32 | 9, 8 | 250 | 12.5% | - |",
+    ):  # fmt: skip
+        assert f"| Big | {line}" in detailed
     assert "| images/s, with the loader | 1.0 (1.0 to 2.0) |" in detailed
     assert "of PNG files is 0.000 and of JPEG files is 0.100; of the fused kernel from" in detailed
     assert [line for line in short.splitlines() if line.startswith("| ")][2:] == [
         "| plain step | Old | 9 |", "| plain step | Big | 128 |", "| compiled, one CUDA graph | Big | 256 |",
         "| compiled, one CUDA graph | Big | 250 |",
-        "| with the loader on the GPU | Big | 8, 9 |", "| with the loader on the CPU | Big | 8, 9 |",
+        "| with the loader on the CPU | Big | 8, 9 |", "| with the loader on the GPU | Big | 8, 9 |",
         "| plain step in 9.5 GiB: never computed twice | Card | 1 |", "| loader alone | Card | 4000 |",
     ]  # fmt: skip
 

@@ -82,6 +82,11 @@ def test_both_commands_run_for_each_overlay_and_one_that_fails_stops_no_other(
     assert [(row["overlay"], row["loader_images_per_s"], row["verdict"]) for row in rows] == [
         ("rtx_11gb", 4000, "fast"), ("a100", 4000, "fast"), ("h100", 4000, "fast")
     ]  # fmt: skip
+    calls.clear()
+    assert run_cli("bench-gpu", "--card", "h100", "--out", str(tmp_path / "one")) == 0
+    assert [(command, overlay) for command, _, overlay in calls] == [("bench-train", "h100"), ("bench-loader", "h100")]
+    assert run_cli("bench-gpu", "--card", "h100", "--estimate") == 2
+    assert capsys.readouterr().err.endswith("error: --estimate counts for all cards: leave out --card.\n")
 
 
 def test_what_was_measured_before_ctrl_c_is_in_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

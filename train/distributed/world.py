@@ -213,9 +213,6 @@ def described_world(device: str = "auto") -> World:
             inconsistent.
     """
     rank, world_size, local_rank, local_world_size = described_ranks()
-    # CUDA reads it at its start. With 8 hardware queues, its default, the loader's many streams share one with the
-    # step's, and wait for all of the step's kernels.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     with warnings.catch_warnings(record=True) as said:  # torch tells once why it cannot use a GPU that is there
         warnings.simplefilter("always")
         available = device != "cpu" and torch.cuda.is_available()
