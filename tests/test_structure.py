@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -48,9 +49,15 @@ CONFINED = {"nvidia.dali": {"pipelines", "bench"}, "torch.distributed": {"train"
 """Libraries that only some packages may import."""
 
 
+@functools.cache
+def nodes_of(source: str) -> list[ast.AST]:
+    """All nodes of a file; many tests look at the same files."""
+    return list(ast.walk(ast.parse(source)))
+
+
 def imports(source: str) -> Iterator[tuple[int, str]]:
     """Line and full dotted name of everything that is imported, in functions and under TYPE_CHECKING too."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -61,9 +68,7 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
 def uses(source: str) -> Iterator[tuple[int, str]]:
     """Imports and attributes: `import torch` gives torch.distributed as well."""
     yield from imports(source)
-    yield from (
-        (node.lineno, ast.unparse(node)) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)
-    )
+    yield from ((node.lineno, ast.unparse(node)) for node in nodes_of(source) if isinstance(node, ast.Attribute))
 
 
 def violations(owner: str, source: str) -> list[str]:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -24,7 +24,7 @@ from peclr_dali.bench.rows import read_rows, rows_of
 from peclr_dali.errors import UserError
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.steps.memory import HEADROOM_BYTES
-from tests.bench.counted import profiled_peak, settled
+from tests.bench.counted import CASES, profiled_peak, settled
 from tests.bench.test_documentation import RESULTS, ROOT, step_row
 from tests.command_line import as_options, run_cli
 
@@ -134,20 +134,20 @@ def environment() -> Iterator[dict[str, str]]:
         yield variables | {"CUDA_VISIBLE_DEVICES": ""}
 
 
-@pytest.fixture
-def counted(environment: dict[str, str]) -> Callable[[str], dict[str, int]]:
-    def run(case: str) -> dict[str, int]:
-        line = [sys.executable, "-m", "tests.bench.counted", case]
-        found: dict[str, int] = json.loads(subprocess.check_output(line, env=environment, cwd=ROOT, text=True))
-        return found
+@pytest.fixture(scope="session")
+def counted(request: pytest.FixtureRequest, environment: dict[str, str]) -> dict[str, dict[str, int]]:
+    """What was counted in each case of `counted.py`, in one process, since it is torch's import that takes long."""
+    chosen = {item.name for item in request.session.items}
+    slow = [name for name in ("never",) if f"test_the_counted_peak_is_that_of_torchs_profiler[{name}]" not in chosen]
+    line = [sys.executable, "-m", "tests.bench.counted", *(name for name in CASES if name not in slow)]
+    found: dict[str, dict[str, int]] = json.loads(subprocess.check_output(line, env=environment, cwd=ROOT, text=True))
+    return found
 
-    return run
 
-
-def test_a_convolution_is_counted_as_by_hand(counted: Callable[[str], dict[str, int]]) -> None:
+def test_a_convolution_is_counted_as_by_hand(counted: dict[str, dict[str, int]]) -> None:
     """Two images of 3 x 8 x 8, four kernels of 3 x 3 x 3: 288 results of 27 products and sums, and as many for the
     weights' gradient. In float32 the images have 1536 bytes, the weights 432, and results and their gradient 1152."""
-    assert counted("by hand") == {
+    assert counted["by hand"] == {
         "kernels": 6,  # convolution, ReLU, sum, the gradient 1, ReLU's gradient, the weights' gradient
         "flop": 2 * 2 * 288 * 27,
         "bytes": (1536 + 432 + 1152) + 2 * 1152 + (1152 + 4) + 4 + (4 + 2 * 1152) + (1152 + 1536 + 432 + 432),
@@ -156,21 +156,19 @@ def test_a_convolution_is_counted_as_by_hand(counted: Callable[[str], dict[str, 
     }
 
 
-def test_kernels_of_operators_on_lists_are_those_of_torch(counted: Callable[[str], dict[str, int]]) -> None:
-    assert counted("lists") == {"two_lists": 2, "one_by_one": 100}
+def test_kernels_of_operators_on_lists_are_those_of_torch(counted: dict[str, dict[str, int]]) -> None:
+    assert counted["lists"] == {"two_lists": 2, "one_by_one": 100}
 
 
-def test_runs_keep_as_many_graphs_whatever_is_in_memory_when_they_begin(
-    counted: Callable[[str], dict[str, int]],
-) -> None:
+def test_runs_keep_as_many_graphs_whatever_is_in_memory_when_they_begin(counted: dict[str, dict[str, int]]) -> None:
     """Adam's moments are there if a run is resumed, and up to four batches of the loader, or one."""
-    assert counted("graphs kept") == {"new": 2, "resumed": 2, "beside the loader": 2}
+    assert counted["graphs kept"] == {"new": 2, "resumed": 2, "beside the loader": 2}
 
 
 @pytest.mark.parametrize("recompute", [pytest.param("never", marks=pytest.mark.slow), "always"])
-def test_the_counted_peak_is_that_of_torchs_profiler(recompute: str, counted: Callable[[str], dict[str, int]]) -> None:
+def test_the_counted_peak_is_that_of_torchs_profiler(recompute: str, counted: dict[str, dict[str, int]]) -> None:
     """Of the tensors behind the card, and of the same step on the CPU. An operator of the CPU may hold something."""
-    found = counted(recompute)
+    found = counted[recompute]
     on_cpu = profiled_peak(*settled(World(), recompute))
     assert found["counted"] == pytest.approx(found["behind"], rel=1e-3)
     assert found["counted"] == pytest.approx(on_cpu, rel=1e-3)

@@ -130,7 +130,9 @@ def make_views(
     count, side = len(images), geometry.side_px
     settings = settings_of(count, device=device, backend=backend, threads=2, regions=regions)
     made = make_renderer(settings, [Augmentation(geometry, colour, appearance)] * len(draws))
-    chunk = plan_files([encode(image) for image in images], box_px, draws, geometry, mirror, regions=regions)
+    each = {id(image): image for image in images}  # one may be there often
+    files = {key: encode(image) for key, image in each.items()}
+    chunk = plan_files([files[id(image)] for image in images], box_px, draws, geometry, mirror, regions=regions)
     pixels = "cuda:0" if device == "gpu" else "cpu"
     views = [
         View(

@@ -126,6 +126,7 @@ def test_the_map_to_the_upright_image_equals_pillows(orientation: int) -> None:
 def encoded(image: Pixels, kind: Kind, exif: bytes | None) -> Pixels:
     every: dict[str, dict[str, Any]] = {
         "JPEG": {"quality": 97, "subsampling": 0},
+        "PNG": {"compress_level": 1},
         "WEBP": {"lossless": True, "method": 0, "quality": 0},
     }
     options = every.get(kind, {})
@@ -143,6 +144,17 @@ def stored_as(upright: Pixels, orientation: int) -> Pixels:
     return np.asarray(ImageOps.exif_transpose(file))
 
 
+@functools.cache
+def turned_and_upright_files(kind: Kind) -> tuple[list[Pixels], list[Pixels]]:
+    """Portrait and landscape in all eight orientations, and as often upright."""
+    rng = np.random.default_rng(0)
+    uprights = [smooth_image(rng, 512, 640), smooth_image(rng, 640, 512)]
+    turned = [
+        encoded(stored_as(image, turn), kind, exif_of(turning(turn))) for turn in range(1, 9) for image in uprights
+    ]
+    return turned, [encoded(image, kind, None) for image in uprights] * 8
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("regions", [False, True])
@@ -150,13 +162,8 @@ def test_rotated_files_give_the_views_and_matrices_of_upright_files(
     backend: Backend, kind: Kind, regions: bool
 ) -> None:
     """With boxes, mirrored samples and halving; portrait and landscape, decoded whole and in regions."""
-    rng = np.random.default_rng(0)
-    uprights = [smooth_image(rng, 512, 640), smooth_image(rng, 640, 512)]
     geometry = GeometryConfig(side_px=64)
-    files = [
-        encoded(stored_as(image, turn), kind, exif_of(turning(turn))) for turn in range(1, 9) for image in uprights
-    ]
-    plain = [encoded(image, kind, None) for _ in range(1, 9) for image in uprights]
+    files, plain = turned_and_upright_files(kind)
     count = len(files)
     box_px = np.tile(np.array([[250, 280, 180], [270, 330, 120]], np.float32), (8, 1))
     draws = [
