@@ -113,9 +113,9 @@ class PipelinesConfig:
     """How views are made. These keys change the views only by rounding.
 
     Attributes:
-        backend: "dali" makes every pixel with DALI, or on a GPU as `gpu_views` says. "cpu" is the fast path for
-            CPUs: DALI decodes, and a Numba kernel warps and jitters as OpenCV would. "auto" is "dali" on a GPU, else
-            "cpu".
+        backend: "dali" makes every pixel with DALI, or on a GPU as `gpu_views` says. "cpu" is the fast path on
+            CPUs, also beside a GPU: DALI decodes, and a Numba kernel warps and jitters as OpenCV would. "auto" is
+            "dali" on a GPU, else "cpu".
         batch: samples that are read and decoded together (a chunk, one batch of DALI), independent of the training
             batch; unset, 256, or fewer if the images are large.
         threads: CPU threads of the decoder, and the same number for the fast path; unset, this process's share of the

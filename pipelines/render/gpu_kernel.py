@@ -39,7 +39,7 @@ from peclr_dali.pipelines.views.draws import Draw
 from peclr_dali.pipelines.views.plan import Plan
 
 _PIXELS_AT_ONCE = 256
-"""Pixels of a view that one program makes. Not tuned: no GPU has run it yet."""
+"""Pixels of a view that one program makes. Not tuned."""
 
 _HSV = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]
 _COLOURS = {"none": 0, "hsv": len(_HSV), "linear": 12}

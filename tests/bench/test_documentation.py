@@ -81,31 +81,34 @@ def test_what_a_gpu_measured_is_told_from_what_a_cpu_did(tmp_path: Path) -> None
     ]
     write_rows(tmp_path / "gpu_pixels.jsonl", *(row | {"mean": at / 10} for at, row in enumerate(kinds)))
     loaded = step | {"overlay": "h100", "in_memory_images_per_s": 250, "images_per_s": [9, 8], "waited_share": 0.125}
-    many = loaded | {"pipelines": {}, "hardware_queues": 32}
-    write_rows(
-        tmp_path / "gpu_loaded.jsonl",
-        loaded | {"pipelines": {}},
-        loaded | {"pipelines": {"backend": "cpu"}, "hardware_queues": 8, "cores_busy": 5.4},
-        loaded | {"pipelines": {"batch": 7}, "also": "a stream"},
-        many,
-        many | {"also": "a stream"},
-    )
+    cpu, gpu = loaded | {"pipelines": {"backend": "cpu"}}, loaded | {"pipelines": {}}
+    many = {"hardware_queues": 32}
+    rows = [
+        gpu | {"images_per_s": [9, 8]},
+        cpu | {"images_per_s": [19, 18], "hardware_queues": 8, "cores_busy": 5.4},
+        gpu | {"images_per_s": [29, 28], "hardware_queues": 8},
+        loaded | {"pipelines": {"batch": 7}, "also": "a stream", "images_per_s": [39, 38]},
+        gpu | {"images_per_s": [49, 48]} | many,
+        gpu | {"images_per_s": [59, 58], "also": "a stream"} | many,
+        loaded | {"pipelines": {"hw_decoder_load": 0.0}, "images_per_s": [69, 68]} | many,
+    ]
+    write_rows(tmp_path / "gpu_loaded.jsonl", *rows)
     detailed, short = fill_tables(page, tmp_path).split("<!-- rows: gpu-in-short -->")
     assert "| Big | resnet50 | bf16 | 512 | no | no | 0.002 | 512 | 0.500 | - | - | 4 of 4 | 5.0 |" in detailed
     assert "| Big | resnet50 | bf16 | 128 | yes | yes | 0.008 | 256 | 0.500 | 0.250 | 1,234 | 4 of 16 |" in detailed
     assert "| Old | resnet50 | bf16 | 128 | no | no | 0.008 | 9 |" in detailed
     for line in (
-        "- | 8 | 9, 8 | 250 | 12.5% | - |", '`backend = "cpu"` | 8 | 9, 8 | 250 | 12.5% | 5.4 |',
-        "`batch = 7`, a stream | 8 | 9, 8 | 250 | 12.5% | - |", "- | 32 | 9, 8 | 250 | 12.5% | - |",
-        "a stream | 32 | 9, 8 | 250 | 12.5% | - |",
+        "- | 8 | 29, 28 | 250 | 12.5% | - |", '`backend = "cpu"` | 8 | 19, 18 | 250 | 12.5% | 5.4 |',
+        "`batch = 7`, a stream | 8 | 39, 38 | 250 | 12.5% | - |", "- | 32 | 49, 48 | 250 | 12.5% | - |",
+        "a stream | 32 | 59, 58 | 250 | 12.5% | - |", "`hw_decoder_load = 0.0` | 32 | 69, 68 | 250 | 12.5% | - |",
     ):  # fmt: skip
         assert f"| Big | {line}" in detailed
     assert "| images/s, with the loader | 1.0 (1.0 to 2.0) |" in detailed
     assert "of PNG files is 0.000 and of JPEG files is 0.100; of the fused kernel from" in detailed
     assert [line for line in short.splitlines() if line.startswith("| ")][2:] == [
-        "| plain step | Old | 9 |", "| plain step | Big | 128 |", "| compiled, one CUDA graph | Big | 256 |",
-        "| compiled, one CUDA graph | Big | 250 |",
-        "| with the loader on the CPU | Big | 8, 9 |", "| with the loader on the GPU | Big | 8, 9 |",
+        "| compiled, one CUDA graph | Big | 250 |", "| plain step | Old | 9 |", "| plain step | Big | 128 |",
+        "| compiled, one CUDA graph | Big | 256 |", "| with the loader, views from the CPU | Big | 18, 19 |",
+        "| with the loader, views from the GPU | Big | 48, 49 |",
         "| plain step in 9.5 GiB: never computed twice | Card | 1 |", "| loader alone | Card | 4000 |",
     ]  # fmt: skip
 
