@@ -14,8 +14,8 @@ def run() -> None:
     Ctrl-C during the imports ends the process without a traceback. Where it is ignored, as for background jobs, it
     stays ignored.
     """
-    # CUDA reads it when it starts. With its 8 hardware queues, some of the loader's many streams share one with the
-    # step's, and wait for all of the step's kernels.
+    # CUDA reads it when it starts. With its default of 8, DALI's many streams on the GPU wait for the step's kernels
+    # (docs/performance.md).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     heeded = signal.getsignal(signal.SIGINT) == signal.default_int_handler
     if heeded:
