@@ -126,14 +126,14 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return dict(zip(figures, read, strict=True))
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """Log sizes, backend and optimiser, and the sources' rows of a batch if there are several."""
+        """Log sizes, where pixels are made and optimiser, and the sources' rows of a batch if there are several."""
         whole = int((index.box_px[:, 2] == 0).sum())
         log.info(
-            "%d images%s, %d steps per epoch, %s backend on %s, %s, %s",
+            "%d images%s, %d steps per epoch, %s on %s, %s, %s",
             len(index),
             f", {'all' if whole == len(index) else whole} used whole, without a box" if whole else "",
             steps_per_epoch,
-            loader.settings.backend,
+            loader.settings.described,
             self.world.device,
             describe(self.optimizer),
             self.precision,

@@ -75,7 +75,7 @@ def compare_loaders(
     require_sound(paths)  # reading also fills the page cache, for all loaders alike
 
     ours = partial(our_batches, index, config, batch, device)
-    loaders: dict[str, tuple[str, Start]] = {OURS: (f"as configured, backend {config.pipelines.backend}", ours)}
+    loaders: dict[str, tuple[str, Start]] = {OURS: ("as configured", ours)}
     for name, peer in installed_peers().items() if peers and paths else ():
         loaders[name] = peer.description, partial(peer.start, paths, index.box_px, cores, batch)
     everything = loaders | parts_of_loader(index, config, batch, device)

@@ -34,9 +34,9 @@ from peclr_dali.pipelines.loader.epoch_loader import EpochLoader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import build_order
 from tests.pipelines.harness import (
-    BACKENDS,
+    RENDERERS,
     SMALL,
-    Backend,
+    RendererName,
     assert_equal,
     index_of,
     jpeg,
@@ -99,8 +99,8 @@ def test_epochs_are_those_of_the_loader(folder: Path) -> None:
         assert [len(batch.views) for batch in islice(three, 2)] == [3, 3]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_views_of_one_decode_have_the_bits_of_a_loader_for_each_kind(backend: Backend, folder: Path) -> None:
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_views_of_one_decode_have_the_bits_of_a_loader_for_each_kind(renderer: RendererName, folder: Path) -> None:
     """Two sizes, all kinds of colour jitter, with and without halving: each view as if all were of its kind."""
     large = GeometryConfig(side_px=48, scale=(1, 2), flip_probability=0.5)
     small = GeometryConfig(side_px=16, scale=(0.5, 1.5), crop_probability=0.5)
@@ -113,7 +113,7 @@ def test_views_of_one_decode_have_the_bits_of_a_loader_for_each_kind(backend: Ba
         ColourConfig(),
     ]
     appearance = [AppearanceConfig(solarise_probability=0.5), *[AppearanceConfig(noise_probability=0.5)] * 4]
-    config = PipelinesConfig(threads=2, backend=backend)
+    config = PipelinesConfig(threads=2, views=renderer)
     with small_loader(folder, geometry=geometry, colour=colour, appearance=appearance, config=config) as loader:
         made = take(loader, 2)
     assert [view.image.shape[2:] for view in made[0].views] == [(48, 48)] * 2 + [(16, 16)] * 3

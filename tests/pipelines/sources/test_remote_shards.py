@@ -95,7 +95,7 @@ def remote(tmp_path: Path, **options: Any) -> DataConfig:
 
 def batches(index: Index, *, steps: int = 14) -> list[Batch]:
     order = build_order(index, batch=4, seed=3)
-    return load(index, batch=4, order=order, last=5 * steps, chunk=4, backend="cpu")
+    return load(index, batch=4, order=order, last=5 * steps, chunk=4, views="cpu")
 
 
 def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
@@ -146,7 +146,9 @@ def test_everything_that_selects_samples_gives_the_same(bucket: Bucket, packed: 
     assert str(load_index(remote(tmp_path)).path(3)) == f"{ADDRESS}/shard-000000.tar/000000003.png"
 
 
-@patch("peclr_dali.pipelines.render.settings.largest_pixels", lambda index: 4096)  # which reads single images
+@patch(
+    "peclr_dali.pipelines.render.settings.sampled_sizes_px", lambda index: np.array([[64, 64]])
+)  # which reads single images
 def test_wrong_bytes_are_never_kept(
     bucket: Bucket, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,8 +310,8 @@ def test_a_loader_that_waits_for_the_network_can_be_closed(
     monkeypatch.setattr("peclr_dali.pipelines.sources.shards.remote_shards._LOG_EVERY_S", 1)
     index = load_index(remote(tmp_path))
     bucket.fault = lambda name, number: "slow" if name.endswith(".tar") else None
-    with patch("peclr_dali.pipelines.render.settings.largest_pixels", return_value=4096):
-        loader = loader_of(index, order=build_order(index, batch=20, seed=3), last=None, chunk=10, backend="cpu")
+    with patch("peclr_dali.pipelines.render.settings.sampled_sizes_px", return_value=np.array([[64, 64]])):
+        loader = loader_of(index, order=build_order(index, batch=20, seed=3), last=None, chunk=10, views="cpu")
     iterator = iter(loader)
 
     def consume() -> None:
