@@ -132,7 +132,8 @@ class World:
         """
         with self._exchange():
             group = _cpu_group() if tensor.device.type == "cpu" else None
-            return dist.all_reduce(tensor, op=operation, group=group, async_op=async_op)
+            work: dist.Work | None = dist.all_reduce(tensor, op=operation, group=group, async_op=async_op)
+        return work
 
     def gather_objects(self, mine: T) -> list[T]:
         """Gather plain values of all ranks, by rank, over the hosts' network, without waiting for a GPU."""
