@@ -251,6 +251,7 @@ def test_what_cannot_be_recorded_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UserError, match=r"recorded as a CUDA graph \(no memory\): set train.cuda_graph"):
         recorded.gradient(batch(0))
     assert not recorded.own_work.is_off
+    assert type(recorded.exact.world) is World
 
 
 def test_other_shapes_are_refused() -> None:

@@ -44,12 +44,7 @@ class _Recorder(World):
         self._recording = ExitStack()
 
     def __enter__(self) -> _Recorder:
-        graph = torch.cuda.CUDAGraph()
-        # Other threads, such as DALI's, may allocate memory meanwhile.
-        self._recording.enter_context(
-            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
-        )
-        self.parts.append((graph, None))
+        self._begin_graph()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -61,7 +56,14 @@ class _Recorder(World):
         """Note an exchange. It is made in replays, between two graphs."""
         self._recording.close()
         self.parts[-1] = (self.parts[-1][0], (tensor, operation))
-        self.__enter__()
+        self._begin_graph()
+
+    def _begin_graph(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as DALI's, may allocate memory meanwhile.
+        how = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        self._recording.enter_context(how)
+        self.parts.append((graph, None))
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,11 @@ class _Recording:
 
 
 class StepGraph:
-    """Records a gradient's kernels on one GPU, and replays them: one CUDA graph, or on several ranks one between
-    every two exchanges.
+    """Records a gradient's kernels on a GPU as one CUDA graph, on several ranks one between every two exchanges.
 
-    The same kernels run on the same numbers. Where the host needs longer to start them than the GPU to run them, a step
-    gets faster. The graphs have memory of their own, as much as the recorded step, which nothing else can use. Sums of
-    gradients over ranks begin after the last backward pass, not during it.
+    In replays the same kernels run on the same numbers. Where the host needs longer to start them than the GPU to run
+    them, a step gets faster. The graphs have memory of their own, as much as the recorded step, which nothing else can
+    use. Sums of gradients over ranks begin after the last backward pass, not during it.
 
     Args:
         step: its network's parameters and buffers stay in the same memory. Its `own_work` measures the graphs' replays.
