@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Final, TypeGuard, TypeVar
+from typing import Any, ClassVar, Final, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -67,8 +67,10 @@ class World:
         local_rank: rank among the processes of this machine.
         device: device of this process.
         local_world_size: processes of the run on this machine, which share its memory.
+        overlaps: whether sums of gradients may begin during the backward pass.
     """
 
+    overlaps: ClassVar[bool] = True
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
@@ -118,9 +120,20 @@ class World:
 
     def _reduce_(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         if self.world_size > 1:
-            with self._exchange():
-                dist.all_reduce(tensor, operation, group=_cpu_group() if tensor.device.type == "cpu" else None)
+            self.all_reduce_(tensor, operation)
         return tensor
+
+    def all_reduce_(
+        self, tensor: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, *, async_op: bool = False
+    ) -> dist.Work | None:
+        """Combine a tensor of all ranks, in place. All exchanges of tensors are made here.
+
+        With `async_op`, the result is there after `wait` of the returned work.
+        """
+        with self._exchange():
+            group = _cpu_group() if tensor.device.type == "cpu" else None
+            work: dist.Work | None = dist.all_reduce(tensor, op=operation, group=group, async_op=async_op)
+        return work
 
     def gather_objects(self, mine: T) -> list[T]:
         """Gather plain values of all ranks, by rank, over the hosts' network, without waiting for a GPU."""
@@ -159,12 +172,12 @@ class World:
         All ranks must begin the same sums in the same order.
         """
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-        with self._exchange():
-            work = dist.all_reduce(flat, group=_cpu_group() if flat.device.type == "cpu" else None, async_op=True)
+        work = self.all_reduce_(flat, async_op=True)
 
         def end() -> None:
-            with self._exchange():
-                work.wait()  # on a GPU, the current stream waits, and not the host
+            if work is not None:
+                with self._exchange():
+                    work.wait()  # on a GPU, the current stream waits, and not the host
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             torch._foreach_copy_(bucket, [part.view(t.shape) for part, t in zip(parts, bucket, strict=True)])
 
