@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from peclr_dali.train import trainer
+from peclr_dali.train.distributed.together import steps_of_all_ranks
 from peclr_dali.train.pretrain import pretrain
 from tests.train.tiny_run import STEPS, config_of, rows_of, write_images
 
@@ -24,16 +24,15 @@ def test_nothing_waits_for_the_gpu_between_two_rows_of_metrics(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the second step to the last but one, in all threads. The loader's own wait, for an event, is allowed."""
-    batches_of_a_run = trainer.steps_of_all_ranks
 
     def watched(*arguments: Any) -> Iterator[Any]:
-        for step, batch in enumerate(batches_of_a_run(*arguments), 1):
+        for step, batch in enumerate(steps_of_all_ranks(*arguments), 1):
             if step in (2, STEPS):
                 torch.cuda.synchronize()
                 torch.cuda.set_sync_debug_mode("error" if step < STEPS else "default")
             yield batch
 
-    monkeypatch.setattr(trainer, "steps_of_all_ranks", watched)
+    monkeypatch.setattr("peclr_dali.train.trainer.steps_of_all_ranks", watched)
     write_images(tmp_path / "images")
     try:
         pretrain(config_of(tmp_path / "images", tmp_path / "run", *ONE_ROW, f"pipelines.backend={backend}"), "never")
