@@ -46,7 +46,7 @@ def logging_set_back() -> Iterator[None]:
 
 
 _LONGEST = (
-    "test_finetune.py", "test_pretrain.py", "test_missing_ranks.py", "test_gpu.py", "test_predict.py", "test_card.py",
+    "test_finetune.py", "test_pretrain.py", "test_missing_ranks.py", "test_predict.py",
     "test_export.py", "test_exif.py", "test_check_data.py", "test_views.py", "test_mutated_files.py",
     "test_remote_shards.py", "test_kills.py", "test_compiled.py", "test_one_run_per_folder.py", "test_report.py",
 )  # fmt: skip

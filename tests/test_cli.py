@@ -61,7 +61,6 @@ WITHOUT_TORCH = {
     "pack --set optim.learning_rate=1 shards": 2,
     "bench-loader --set optim.learning_rate=1": 2,
     "bench-train --set optim.learning_rate=1": 2,
-    "bench-gpu --set optim.learning_rate=1": 2,
     "experiment configs/studies/compositions.toml --set poses=many": 2,
     "experiment configs/studies/compositions.toml --scale paper": 2,
     "experiment configs/studies/compositions.toml --scale paper --list": 0,

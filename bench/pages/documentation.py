@@ -15,14 +15,10 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from peclr_dali.bench.classification.documents import draw_photographs, summary
-from peclr_dali.bench.gpu import report
-from peclr_dali.bench.gpu.command import table_lines
 from peclr_dali.bench.loaders.compare import OURS, verdict
-from peclr_dali.bench.loaders.peers import PEERS
 from peclr_dali.bench.rows import Row, measured_on, rows_of
 from peclr_dali.bench.studies.pictures import write_pictures
 from peclr_dali.bench.studies.tables import overview, section
-from peclr_dali.bench.training.report import lines
 from peclr_dali.errors import UserError
 from peclr_dali.writing import write_text
 
@@ -34,11 +30,7 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "loaders-large": ("loaders", {"sources": "large", "part": "loaders", "short": False}),
     "stages-large": ("loaders", {"sources": "large", "part": "stages", "short": False}),
     "loaders-in-short": ("loaders", {"sources": "small", "part": "loaders", "short": True}),
-    "train": ("train", {}),
-    "gpu": ("gpu", {}),
-    "gpu-measured": ("gpu_measured", {"short": False}),
-    "gpu-in-short": ("gpu_measured", {"short": True}),
-    "gpu-estimate": ("gpu_estimate", {}),
+    "gpu-in-short": ("gpu_in_short", {}),
     "find-boxes": ("find_boxes", {}),
     "networks": ("networks", {}),
     "photographs": ("photographs", {"short": False}),
@@ -49,8 +41,7 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 """Name of a table -> its file in templates/, and values for it."""
 
 _NOT_PROOFS: Final = {
-    "loader", "train", "gpu", "gpu_estimate", "gpu_pixels", "gpu_steps", "gpu_loaded", "experiments", "find_boxes",
-    "networks", "photographs",
+    "loader", "train", "gpu_pixels", "gpu_steps", "gpu_loaded", "experiments", "find_boxes", "networks", "photographs",
 }  # fmt: skip
 """Files of rows that have tables of their own; the other files are those of tests, for the table "proofs"."""
 
@@ -113,17 +104,11 @@ def fill_tables(text: str, results: Path) -> str:
         "last": last,
         "newest": newest,
         "proofs": sorted({file.stem for file in results.glob("*.jsonl")} - _NOT_PROOFS),
-        "measured": {OURS, *PEERS, "read only", "decode only"},
         "in_short": _IN_SHORT,
         "measured_on": measured_on,
         "photographs": partial(summary, results),
         "verdict": verdict,
         "markdown": markdown,
-        "train_lines": lines,
-        "gpu_lines": table_lines,
-        "estimate_heads": report.HEADS,
-        "estimate_lines": report.lines,
-        "estimate_explained": report.EXPLAINED,
     }
 
     def made(block: re.Match[str]) -> str:
