@@ -25,10 +25,28 @@ from peclr_dali.errors import UserError
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.steps.memory import HEADROOM_BYTES
 from tests.bench.counted import CASES, profiled_peak, settled
-from tests.bench.test_documentation import RESULTS, ROOT, step_row
 from tests.command_line import as_options, run_cli
 
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench" / "results"
 SHARE = "per_process_memory_fraction"
+
+
+def step_row(images_per_s: float, gpu: str = "none", **more: Any) -> dict[str, Any]:
+    rate = {"mean": images_per_s, "interval": [1, 2], "repeats": [images_per_s] * 2}
+    figures = {
+        "precision": "bf16", "batch": 8, "micro_batch": 4, "recompute": "never", "step_s": [1, 1, 1],
+        "images_per_s": {"cached": rate, "loaded": rate, "averaged": rate}, "waited_share": 0.01, "loader_share": 0.02,
+        "optimizer_share": 0.03, "model_flop_per_s": 1e12, "flop_per_image": 1e9, "peak_memory_mib": 7,
+        "device_memory_mib": 8,
+    }  # fmt: skip
+    config = {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 64}}
+    return {
+        "machine": {"cpu": "CPU", "gpu": gpu, "cores": 2, "date": "2030-01-01", "commit": "abc"},
+        "config": config,
+        "precisions": [figures],
+        **more,
+    }
 
 
 def test_torch_gets_its_part_of_the_smaller_card() -> None:
@@ -243,7 +261,7 @@ _FAST = "peclr_rn50 on A100, 80 GB"
     ],
 )
 def test_steps_at_full_size_are_as_recorded(configuration: str, gpus: list[Gpu]) -> None:
-    """Within 2 %. If this is meant: python cli.py bench-gpu --estimate --out bench/results; python cli.py bench-docs"""
+    """Within 2 %. If this is meant: python cli.py bench-gpu --estimate --out bench/results"""
     for found in estimate.figures_of([Path(configuration)], [], gpus):
         row = _ROWS[configuration, found["gpu"]]
         for key in ("peak_bytes", "held_bytes", "kernels", "flop", "bytes"):

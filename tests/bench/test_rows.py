@@ -48,7 +48,7 @@ def test_a_torn_file_is_refused_at_the_start_and_later(
     monkeypatch.setattr(
         "peclr_dali.bench.loaders.compare.compare_loaders", lambda *arguments: pytest.fail("begins to measure")
     )
-    for command in (["bench-loader"], ["bench-train"], ["experiment", "configs/studies/compositions.toml"]):
+    for command in (["bench-loader"], ["bench-train"]):
         assert run_cli(*command, "--record", str(file)) == 2
         error = capsys.readouterr().err
         assert f"--record {file}: its last line has no newline" in error
