@@ -30,8 +30,8 @@ def our_batches(index: Index, config: Config, batch: int, device: torch.device) 
 
 
 def where_pixels_are_made(settings: Settings) -> dict[str, str]:
-    """For a row: "decoder" is "cpu" or "gpu"; "views" is "cpu", "gpu" (the fused kernel) or "dali" (the graph)."""
-    return {"decoder": settings.device, "views": {"fused": "gpu"}.get(settings.backend, settings.backend)}
+    """For a row: the values of `pipelines.decoder` and `pipelines.views` that were chosen."""
+    return {"decoder": settings.decoder, "views": settings.views}
 
 
 def name_of(device: torch.device) -> str:

@@ -112,3 +112,8 @@ def measured_on(row: Row) -> str:
     return (
         f"{row['place']}: {cores} cores of an {machine['cpu']}, {where}, {machine['date']}, commit {machine['commit']}"
     )
+
+
+def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in [heads, ["---"] * len(heads), *lines])

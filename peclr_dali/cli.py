@@ -22,12 +22,10 @@ import click
 from peclr_dali import __version__
 from peclr_dali.bench.classification import command as classification
 from peclr_dali.bench.loaders import command as loaders
-from peclr_dali.bench.pages import command as pages
 from peclr_dali.bench.training import command as steps
 from peclr_dali.errors import ReportedByAnotherRank, UserError
 from peclr_dali.errors.refused import is_transient, machine_error_line
 from peclr_dali.errors.terminal import OneLine
-from peclr_dali.experiments import commands as studies
 from peclr_dali.machine.compiled import choose_cache_folder
 from peclr_dali.machine.freed_memory import keep_freed_memory
 from peclr_dali.machine.workers import Terminated
@@ -197,7 +195,7 @@ def main() -> None:
 
 
 main.help = as_called(main.help or "")
-for module in (loaders, steps, pages, classification, studies, data, networks, training):
+for module in (loaders, steps, classification, data, networks, training):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             command.help = as_called(command.help or "")

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
         (["export", "--help"], "safetensors"),
         (["finetune", "--help"], "--from"),
         (["predict", "--help"], "--scale-m"),
-        (["experiment", "--help"], "--record"),
+        (["bench-loader", "--help"], "--record"),
     ],
 )
 def test_help_teaches(arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,9 +61,6 @@ WITHOUT_TORCH = {
     "pack --set optim.learning_rate=1 shards": 2,
     "bench-loader --set optim.learning_rate=1": 2,
     "bench-train --set optim.learning_rate=1": 2,
-    "experiment configs/studies/compositions.toml --set poses=many": 2,
-    "experiment configs/studies/compositions.toml --scale paper": 2,
-    "experiment configs/studies/compositions.toml --scale paper --list": 0,
     "probe --set optim.learning_rate=1": 2,
     "pretrain -c configs/demo.toml --print-config": 0,
 }
@@ -98,8 +95,6 @@ def test_a_configuration_is_answered_without_torch() -> None:
     assert {command: code for command, (code, *_) in answers.items()} == WITHOUT_TORCH
     lines = {command: err.count("\n") for command, (_, _, err, _) in answers.items()}
     assert lines == {command: code // 2 for command, code in WITHOUT_TORCH.items()}
-    listed = answers["experiment configs/studies/compositions.toml --scale paper --list"][1]
-    assert "torchrun --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml" in listed
 
 
 def test_the_printed_configuration_is_the_resolved_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,12 +74,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "freihand" / "training_scale.json").write_text(json.dumps([0.03] * 2))  # of three poses
 
     tiny_hands.write_hands(root / "hands", 12)
-    said = 'title = "a"\nsource = "Table 1"\n'
-    arms = f'[arms.a]\nset = ["encoder.weights=random"]\n[scales.small.data.first]\nroot = "{root}/none"\n'
-    (root / "armless.toml").write_text(said)
-    (root / "sound.toml").write_text(said + arms)
-    (root / "whole.toml").write_text(said + arms + '[[compare]]\nbetter = "a"\nthan = "a"\nmetric = "auc"\n')
-    (root / "half.toml").write_text(said + arms.replace("[arms.a]\n", '[arms.a]\nstart = "simclr"\n'))
 
     assert run_cli(*(word.format(root=root) for word in pretrain(out="{root}/run"))) == 0
     for name in ("torn", "foreign", "other_model", "torn_config", "without_checkpoint"):
@@ -311,43 +305,6 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "prediction in a box without numbers": (
         ["predict", "{root}/run", "{root}/images/00.jpg", "--box", "0,0,nan,1e308"],
         ["--box 0,0,nan,1e308", "40,30"],
-    ),
-    "no experiment": (["experiment", "{root}/no.toml"], ["{root}/no.toml: No such file"]),
-    "no such arm to start from": (
-        ["experiment", "{root}/half.toml"],
-        ["{root}/half.toml", "arms.a.start = 'simclr'", "expected a name in pretrain"],
-    ),
-    "study without arms": (
-        ["experiment", "{root}/armless.toml"],
-        ["{root}/armless.toml: arms is missing", "give it a value"],
-    ),
-    "study with one configuration": (
-        ["experiment", "{root}/whole.toml", "--set", "scales.small.pretrain.config=a.toml"],
-        ["scales.small.pretrain.config = 'a.toml': expected a list in brackets"],
-    ),
-    "study with a seed twice": (
-        ["experiment", "{root}/whole.toml", "--set", "seeds=[0, 0]"],
-        ["seeds = [0, 0]: expected each seed once"],
-    ),
-    "study with an arm elsewhere": (
-        ["experiment", "{root}/whole.toml", "--set", 'arms={{"../../x"={{}}}}'],
-        ["arms.'../../x' names a folder", "expected letters"],
-    ),
-    "study of one arm against itself": (
-        ["experiment", "{root}/whole.toml"],
-        ["compare: 'a' is compared with itself", "expected two arms"],
-    ),
-    "study without this scale": (
-        ["experiment", "{root}/sound.toml", "--scale", "paper", "--list"],
-        ["{root}/sound.toml: has no scale 'paper'", "expected --scale small"],
-    ),
-    "study without its data": (
-        ["experiment", "{root}/sound.toml"],
-        ["{root}/none: no such folder", "set scales.small.data.first.root"],
-    ),
-    "study with a file to record to that is none": (
-        ["experiment", "{root}/sound.toml", "--record", "{root}/sound.toml"],
-        ["--record {root}/sound.toml: holds no rows"],
     ),
     "read-out of an encoder that is not there": (
         ["probe", "--from", "{root}/nothing", "--out", "{root}/probed", "--set", "data.root={root}/hands"],

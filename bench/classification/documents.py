@@ -62,7 +62,7 @@ def shares_in(rows: Sequence[Row]) -> dict[str, dict[str, list[float]]]:
 
 
 def summary(results: Path) -> dict[str, Any] | None:
-    """The tables from the rows in a folder, for photographs.md.jinja; None if there is no row.
+    """The tables from the rows in a folder; None if there is no row.
 
     "lines": mean and range over seeds of each kind of encoder, in percent. "differences": the first kind minus each
     other one, in points, with Student's interval over seeds. "short": means for a few columns, in percent.

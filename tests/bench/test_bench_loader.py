@@ -20,11 +20,10 @@ from peclr_dali.bench.loaders.frames import make_frames
 from peclr_dali.bench.loaders.parts import parts_of_loader
 from peclr_dali.bench.loaders.peers import offered_peers
 from peclr_dali.bench.measure import Rounds
-from peclr_dali.bench.our_loader import make_endless_loader, our_batches, where_pixels_are_made
+from peclr_dali.bench.our_loader import make_endless_loader, our_batches
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.render.chunk import Chunk
-from peclr_dali.pipelines.render.settings import Settings
 from peclr_dali.pipelines.samples.partners import of_pairs
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.shards.pack import pack
@@ -84,16 +83,6 @@ def test_both_images_of_a_pair_are_counted_and_decoded(images: Path, monkeypatch
     assert next(our_batches(index, config, 16, CPU)) == next(iter(parts["read only"][1]())) == 32
     assert list(islice(parts["decode only"][1](), 2)) == [16, 16]
     np.testing.assert_array_equal(decoded[1], (decoded[0] + 24) % 48)
-
-
-def test_a_row_names_the_keys_of_where_pixels_are_made() -> None:
-    def where(backend: Any, device: Any) -> tuple[str, ...]:
-        settings = Settings(backend=backend, device=device, device_id=0, chunk_size=1, threads=1, prefetch=1)
-        return tuple(where_pixels_are_made(settings).values())
-
-    assert where("cpu", "cpu") == ("cpu", "cpu")
-    assert where("fused", "gpu") == ("gpu", "gpu")
-    assert where("dali", "gpu") == ("gpu", "dali")
 
 
 def test_too_few_images_are_reported(images: Path, capsys: pytest.CaptureFixture[str]) -> None:

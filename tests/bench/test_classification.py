@@ -22,7 +22,6 @@ from peclr_dali.bench.classification.documents import draw_photographs
 from peclr_dali.bench.classification.encoders import features_of, load_frozen
 from peclr_dali.bench.classification.labels import Labels, read_labels, splits
 from peclr_dali.bench.classification.neighbours import COUNT, GAP_PX, SIDE_PX, save_neighbours
-from peclr_dali.bench.pages.documentation import fill_tables
 from peclr_dali.errors import UserError
 from peclr_dali.models.network import Normalize
 from peclr_dali.pipelines.config import DataConfig, each_source
@@ -380,30 +379,12 @@ def row_of(seed: int, shares: dict[str, float]) -> dict[str, Any]:
     return {"machine": machine, "tested": 400, "groups_tested": 40, "groups": 200, "encoders": encoders}
 
 
-PHOTOGRAPHS = ("photographs", "photographs-in-short")
-
-
-def test_rows_become_a_table_and_a_picture(tmp_path: Path) -> None:
+def test_rows_become_a_picture(tmp_path: Path) -> None:
     others = {"network": 0.8, "random": 0.3, "pixels": 0.4, "constant": 0.1}
     rows = [row_of(seed, {"peclr": 0.9 + seed / 100, "simclr": 0.9, **others}) for seed in (0, 1, 2)]
     (tmp_path / "photographs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    text, short = (fill_tables(f"<!-- rows: {name} -->\n<!-- end rows -->", tmp_path) for name in PHOTOGRAPHS)
-    everywhere = "91.0 (90.0 to 92.0)"
-    assert f"| PeCLR, no labels | {' | '.join([everywhere] * 4)} |" in text
-    assert "| always one digit | - | - | 10.0 (10.0 to 10.0) | - |" in text
-    assert "1200 hands of 120 people tested" in text
-    interval = 4.303 / 3**0.5  # Student's factor for 2 degrees of freedom, deviation 1 point
-    difference = f"+1.0 ({1 - interval:+.1f} to {1 + interval:+.1f})"
-    assert f"| minus SimCLR, no labels | {' | '.join([difference] * 4)} |" in text
-    assert "| PeCLR, no labels | 91.0 | - | 91.0 |" in short
-    for row in rows:
-        row["encoders"] = [entry for entry in row["encoders"] if entry["name"] != "simclr"]
-    (tmp_path / "few").mkdir()
-    (tmp_path / "few" / "photographs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert "SimCLR" not in fill_tables("<!-- rows: photographs -->\n<!-- end rows -->", tmp_path / "few")
     (picture,) = draw_photographs(tmp_path, tmp_path)
     assert cv2.imread(picture) is not None
-    assert draw_photographs(tmp_path / "nothing", tmp_path) == []
 
 
 @pytest.mark.slow

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tools.sign_digits import ADDRESS, LABELLED, people_of
+from tools.sign_digits import ADDRESS, people_of
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "sign_digits.py"
@@ -133,9 +132,3 @@ def test_make_ends_at_a_wrong_folder(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "expected a checkout" in done.stderr
-
-
-def test_the_study_of_landmarks_has_the_files_of_the_split() -> None:
-    """`split` writes labelled_NUMBER.csv, which the study's arms name."""
-    study = (Path(__file__).parents[2] / "configs" / "studies" / "landmarks.toml").read_text()
-    assert {int(count) for count in re.findall(r"labelled_(\d+)\.csv", study)} == set(LABELLED)

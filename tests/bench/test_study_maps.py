@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peclr_dali.experiments.config import Maps
-from peclr_dali.experiments.measure import Arrays, measure_errors, measure_maps, shifted
+from peclr_dali.bench.studies import measure
+from peclr_dali.bench.studies.measure import Arrays, measure_errors, measure_maps, shifted
 from peclr_dali.models.pose import PoseOutput
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
@@ -24,7 +24,11 @@ from peclr_dali.train.pose.metrics import Floats
 from peclr_dali.train.pose.pose_run import PoseRun
 from tests.train import tiny_hands
 
-MAPS = Maps(better="a", than="b", rotations=5, translations=3)
+
+@pytest.fixture(autouse=True)
+def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "ANGLES_DEG", np.linspace(-80, 80, 5))
+    monkeypatch.setattr(measure, "SHIFTS_PX", np.linspace(-25, 25, 3))
 
 
 class Known(nn.Module):
@@ -72,7 +76,7 @@ def config_of(blobs: Path) -> FinetuneConfig:
 
 def maps_of(blobs: Path, *, finds: bool) -> Arrays:
     network: Any = Known(finds=finds)
-    return measure_maps(PoseRun(Path("run"), 1, config_of(blobs), network, True), ["data.split=all"], MAPS)
+    return measure_maps(PoseRun(Path("run"), 1, config_of(blobs), network, True), ["data.split=all"])
 
 
 def test_a_network_that_follows_the_picture_has_no_error(blobs: Path) -> None:
