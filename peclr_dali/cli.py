@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 import click
 
 from peclr_dali import __version__
-from peclr_dali.bench.classification import command as classification
 from peclr_dali.bench.gpu import command as gpu
 from peclr_dali.bench.loaders import command as loaders
 from peclr_dali.bench.pages import command as pages
@@ -198,7 +197,7 @@ def main() -> None:
 
 
 main.help = as_called(main.help or "")
-for module in (loaders, steps, gpu, pages, classification, studies, data, networks, training):
+for module in (loaders, steps, gpu, pages, studies, data, networks, training):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             command.help = as_called(command.help or "")

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from peclr_dali.bench.classification.documents import draw_photographs, summary
 from peclr_dali.bench.gpu import report
 from peclr_dali.bench.gpu.command import table_lines
 from peclr_dali.bench.loaders.compare import OURS, verdict
@@ -41,8 +39,6 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "gpu-estimate": ("gpu_estimate", {}),
     "find-boxes": ("find_boxes", {}),
     "networks": ("networks", {}),
-    "photographs": ("photographs", {"short": False}),
-    "photographs-in-short": ("photographs", {"short": True}),
     "proofs": ("proofs", {}),
     "studies": ("studies", {}),
 }
@@ -64,7 +60,7 @@ def write_docs(results: Path, docs: Path) -> list[str]:
     pages = pages_with_tables(docs)
     for page in pages:
         write_text(page, fill_tables(page.read_text(), results))
-    return [*map(str, pages), *write_pictures(results, docs / "images"), *draw_photographs(results, docs / "images")]
+    return [*map(str, pages), *write_pictures(results, docs / "images")]
 
 
 def pages_with_tables(docs: Path) -> list[Path]:
@@ -116,7 +112,6 @@ def fill_tables(text: str, results: Path) -> str:
         "measured": {OURS, *PEERS, "read only", "decode only"},
         "in_short": _IN_SHORT,
         "measured_on": measured_on,
-        "photographs": partial(summary, results),
         "verdict": verdict,
         "markdown": markdown,
         "train_lines": lines,
