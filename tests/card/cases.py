@@ -146,7 +146,7 @@ def pinned_batch() -> Batch:
 
 
 APPEARANCE = tuple(f"appearance.{column.name.lower()}_probability=0.5" for column in CHANGES)
-RARE = ("run.log_every=100", "run.checkpoint_every=100", "run.trackers=[]")
+RARE = ("run.log_every=100", "run.checkpoint_every=100", "run.tensorboard=false")
 
 
 def run_pretraining(case: Case, *overrides: str, resume: Any = "never", saves: bool = False) -> None:

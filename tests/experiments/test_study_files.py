@@ -30,7 +30,7 @@ FILES = sorted((ROOT / "configs" / "studies").glob("*.toml"))
 
 TOY = (
     "geometry.side_px=16", "encoder.name=resnet18", "encoder.weights=random", "train.batch=4", "train.micro_batch=4",
-    "train.epochs=1", "train.threads=1", "pipelines.threads=1", "train.device=cpu", "run.trackers=[]",
+    "train.epochs=1", "train.threads=1", "pipelines.threads=1", "train.device=cpu", "run.tensorboard=false",
 )  # fmt: skip
 
 
