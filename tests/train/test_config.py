@@ -52,7 +52,7 @@ def test_the_resolved_file_gives_the_same_configuration(tmp_path: Path) -> None:
 
 
 def test_a_file_of_an_earlier_version_gives_the_same_configuration(tmp_path: Path) -> None:
-    """Such as config.toml of a run that is continued. networks/hand_rn18.safetensors has the old key too."""
+    """Such as config.toml of a run that is continued."""
     file = tmp_path / "config.toml"
     config = load("pipelines.backend=cpu")
     now, then = '[pipelines]\nbackend = "cpu"\n', '[pipelines]\ndecoder_memory = "off"\nbackend = "opencv"\n'

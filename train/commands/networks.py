@@ -175,27 +175,21 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("out", type=FILE)
-@click.option(
-    "--to",
-    type=click.Choice(["ours", "published"]),
-    default="ours",
-    show_default=True,
-    help="Format of OUT: this project's, or that of the authors' published files.",
-)
-def convert(source: Path, out: Path, to: Any) -> None:
-    """Convert weights of PeCLR's authors in SOURCE to this project's format, or a run of this project to theirs.
+def convert(source: Path, out: Path) -> None:
+    """Convert weights of PeCLR's authors in SOURCE to this project's format.
 
     \b
       python cli.py convert peclr_rn50_yt3dh_fh.pth encoder.safetensors
       python cli.py convert rn50_peclr_yt3d-fh_pt_fh_ft.pth pose.pth
-      python cli.py convert runs/finetune theirs.pth --to published
 
     Names and shapes are checked. No code in the file is run. A published pose network becomes a checkpoint that
     evaluate, predict and export take as a run.
     """
+    from peclr_dali.train.runs.log import configure_logging
     from peclr_dali.train.weights.convert import convert as run
 
-    say(run(source, out, to))
+    configure_logging()
+    say(run(source, out))
 
 
 @click.command()
