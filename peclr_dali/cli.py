@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 import click
 
 from peclr_dali import __version__
-from peclr_dali.bench.classification import command as classification
 from peclr_dali.bench.loaders import command as loaders
 from peclr_dali.bench.training import command as steps
 from peclr_dali.errors import ReportedByAnotherRank, UserError
@@ -195,7 +194,7 @@ def main() -> None:
 
 
 main.help = as_called(main.help or "")
-for module in (loaders, steps, classification, data, networks, training):
+for module in (loaders, steps, data, networks, training):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             command.help = as_called(command.help or "")

@@ -34,7 +34,6 @@ from peclr_dali.train.runs.log import warned_once
 from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.runs.pictures import save_views
 from peclr_dali.train.runs.profiler import profiled
-from peclr_dali.train.runs.trackers import require_installed
 from peclr_dali.train.steps.optim import describe
 from peclr_dali.train.steps.training_state import N, R, TrainingState
 
@@ -111,7 +110,6 @@ class Trainer:
 
     def _run(self) -> None:
         config, world, folder = self.config, self.world, self.folder
-        on_main(world, lambda: require_installed(config.run.trackers))
         set_threads(config.train.threads, world)
         torch.manual_seed(config.run.seed)
 

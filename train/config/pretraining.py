@@ -37,7 +37,7 @@ class RunConfig:
         log_samples: write the samples of every step to a file, for audits.
         rank_timeout_s: the run ends if a rank keeps the others waiting for this number of seconds; the message names
             the rank.
-        trackers: trackers that also get the figures: any of "tensorboard", "mlflow" and "wandb" (Weights & Biases).
+        tensorboard: also write the figures for TensorBoard.
         profile_steps: optimiser steps of which torch's profiler writes a trace, once in a run, after five steps of
             warm-up; 0 records none.
     """
@@ -49,7 +49,7 @@ class RunConfig:
     keep: Count = 3
     log_samples: bool = False
     rank_timeout_s: Timeout = 600.0
-    trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
+    tensorboard: bool = True
     profile_steps: Annotated[int, Field(ge=0, le=100)] = 0
 
 

@@ -12,7 +12,6 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import each_source
 from peclr_dali.train.report import curves, galleries, numbers
 from peclr_dali.train.report.charts import SERIES
-from peclr_dali.train.report.classification import read_classification
 from peclr_dali.train.report.contents import Run, measured, read_runs
 from peclr_dali.train.report.neighbours import neighbours, neighbours_by_shape
 from peclr_dali.writing import write_text
@@ -23,23 +22,21 @@ def write_report(
     out: Path,
     *,
     predictions: Path | None = None,
-    classification: Path | None = None,
     title: str | None = None,
 ) -> None:
     """Write a page about runs: metrics, curves, views, predictions and the worst poses, in one .html file.
 
     The runs are of pre-training and fine-tuning, in any order, with or without results of `evaluate`; `predictions` is
-    a folder with results of `predict`, `classification` one of `classify`. Without runs the page has these alone.
+    a folder with results of `predict`. Without runs the page has these alone.
 
     Raises:
         UserError: nothing is given, a folder cannot be used, or the page cannot be written.
     """
     if out.suffix != ".html":
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
-    if not runs and predictions is None and classification is None:
-        raise UserError("nothing to show: expected folders of runs, or --predictions or --classification. Name one")
+    if not runs and predictions is None:
+        raise UserError("nothing to show: expected folders of runs, or --predictions. Name one")
     read = read_runs(runs)
-    judged = None if classification is None else read_classification(classification)
     metrics: dict[str, object] = {"table": [], "verdict": "", "facts": []}
     error_curves: list[curves.Curves] = []
     worst: list[galleries.Gallery] = []
@@ -58,16 +55,13 @@ def write_report(
     content = {
         **metrics,
         "measured": found,
-        "judged": judged,
-        "title": title or ("Pre-training and fine-tuning" if runs else "Predictions" if predictions else "Classes"),
+        "title": title or ("Pre-training and fine-tuning" if runs else "Predictions"),
         "curves": [
-            *([judged.curves] if judged and judged.curves else []),
             *error_curves,
             *curves.pretraining_curves(read),
             *curves.finetuning_curves(read),
         ],
         "galleries": [
-            *([judged.neighbours] if judged else []),
             *galleries.views(read),
             *near,
             *predicted,
