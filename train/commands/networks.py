@@ -152,11 +152,8 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
 @click.argument("runs", nargs=-1, type=PATH, metavar="[RUN]...")
 @click.option("--out", default="report.html", show_default=True, type=FILE, help="File of the page.")
 @click.option("--predictions", default=None, type=PATH, help="Folder with results of predict.")
-@click.option("--classification", default=None, type=PATH, help="Folder with results of classify.")
 @click.option("--title", default=None, help="Title of the page.")
-def report(
-    runs: Sequence[Path], out: Path, predictions: Path | None, classification: Path | None, title: str | None
-) -> None:
+def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str | None) -> None:
     """Write one page about RUNs, the folders of pre-training and fine-tuning. The page contains its pictures.
 
     \b
@@ -165,13 +162,13 @@ def report(
       python cli.py report runs/peclr_rn50 runs/finetune runs/from_scratch --predictions predictions
       python cli.py report --predictions predictions
 
-    It shows losses, results of evaluate and classify, views, predictions and the worst poses, as far as the folders
-    have them; without a RUN, predictions or classifications alone. For the first pre-training run it also computes the
+    It shows losses, results of evaluate, views, predictions and the worst poses, as far as the folders have them;
+    without a RUN, predictions alone. For the first pre-training run it also computes the
     nearest neighbours of a few images, before and after pre-training; this needs the run's checkpoint and images.
     """
     from peclr_dali.train.report.write import write_report
 
-    write_report(runs, out, predictions=predictions, classification=classification, title=title)
+    write_report(runs, out, predictions=predictions, title=title)
     say(f"{out}")
 
 
