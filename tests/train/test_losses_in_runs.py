@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pytest
 import torch
+from peclr_dali.train.report.curves import pretraining_curves
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch.nn import functional as F
@@ -23,7 +24,6 @@ from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.report.contents import read_runs
-from peclr_dali.train.report.curves import pretraining_curves
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import narrow_resnet18
 
