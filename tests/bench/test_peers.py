@@ -12,7 +12,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from torchvision.io import decode_jpeg, read_file
 
 from peclr_dali.bench.loaders import peers
 from peclr_dali.bench.loaders.peers import (
@@ -23,39 +22,28 @@ from peclr_dali.bench.loaders.peers import (
     opencv_authors,
     opencv_tuned,
     paper_views,
-    torchvision_cpu,
     torchvision_gpu,
 )
 from peclr_dali.bench.loaders.peers.paper_views import RANGES, VIEW_PX, Draws, Files, draw, source_to_view_px
 from tests.pipelines.harness import smooth_image
 
 CPU = torch.device("cpu")
-LEVELS = list(range(10, 250, 20))
-HEIGHT, WIDTH = 150, 200
-ONE = Draws(30.0, 0.1, -0.05, 1.5, hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
 IDENTITY = Draws(0.0, 0.0, 0.0, 1.0, hue=1.0, saturation=1.0, value=1.0, value_shift=0.0)
+TURNED = IDENTITY._replace(rotation_deg=20.0, x_frac=0.1, y_frac=0.1, scale=1.5)
+JITTERED = TURNED._replace(hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    """A gray image of each level, with a small box; the last one's box is the square around the whole image."""
-    paths = [str(tmp_path / f"{level}.jpg") for level in LEVELS]
-    for path, level in zip(paths, LEVELS, strict=True):
-        cv2.imwrite(path, np.full((HEIGHT, WIDTH, 3), level, np.uint8))
-    return Files(paths, np.array([[100, 75, 60]] * (len(LEVELS) - 1) + [[100, 75, 200]], np.float32))
+    """A soft picture, twelve times."""
+    picture = smooth_image(np.random.default_rng(0), 150, 200, 3)
+    cv2.imwrite(str(tmp_path / "picture.jpg"), picture, [cv2.IMWRITE_JPEG_QUALITY, 100])
+    return Files([str(tmp_path / "picture.jpg")] * 12, np.array([[100, 75, 60]] * 12, np.float32))
 
 
 def drawn(one: Draws) -> Any:
     """In place of `draw`: the same augmentation for every view."""
     return lambda *shape: Draws(*(np.full(shape, value) for value in one))
-
-
-@pytest.mark.slow  # starts every peer that can run here
-@pytest.mark.parametrize("peer", offered_peers(CPU, only_jpegs=True).values(), ids=lambda peer: peer.function)
-def test_a_peer_hands_over_whole_batches_beyond_an_epoch(peer: Peer, files: Files) -> None:
-    sizes = peer.start(files, 2, 5)
-    assert list(itertools.islice(sizes, 6)) == [5] * 6
-    sizes.close()
 
 
 @pytest.mark.gpu
@@ -106,71 +94,59 @@ def test_the_matrix_carries_the_box() -> None:
     np.testing.assert_allclose(below, [64 + 12.8, 64 + 64], atol=1e-9)
 
 
-def views_of_gray(name: str, files: Files, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """(2, N, 3, 128, 128) levels of 255 of the gray images, not augmented."""
-    samples = range(len(LEVELS))
-    if name == "authors":
-        monkeypatch.setattr(opencv_authors, "draw", drawn(IDENTITY))
-        first, _, second, _ = opencv_authors.make_batch(files, samples)
-        return unnormalised(torch.stack([first, second]))
-    if name == "DALI":
-        added_hue = IDENTITY._replace(hue=0)
-        monkeypatch.setattr(dali_plain, "RANGES", Draws(*((value, value + 1e-6) for value in added_hue)))
-        first, second = (np.stack(list(map(np.asarray, part))) for part in next(dali_plain.on_cpu(files, 2, 12)))
-        made = unnormalised(torch.from_numpy(np.stack([first, second])))
-        return made[:, made[0, :, 0, 64, 64].argsort()]
-    if name == "torchvision, on the GPU":
-        monkeypatch.setattr(torchvision_gpu, "draw", drawn(IDENTITY))
-        made = torch.stack(next(torchvision_gpu.batches(files, 2, 12, device="cpu")))
-        return made[:, made[0, :, 0, 64, 64].argsort()]
-    module = opencv_tuned if name == "tuned" else torchvision_cpu
-    monkeypatch.setattr(module, "draw", drawn(IDENTITY))
-    made = module.make_batch(files, samples)
-    assert made.is_shared()
+def first_view(peer: str, files: Files, one: Draws, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """(3, 128, 128) float32 in levels of 255: a peer's view of the picture."""
+    if peer in ("dali_plain", "torchvision_cpu"):
+        one = one._replace(hue=0.0)  # which is added
+    if peer == "dali_plain":
+        monkeypatch.setattr(dali_plain, "RANGES", Draws(*((value, value + 1e-6) for value in one)))
+        return unnormalised(torch.from_numpy(np.asarray(next(dali_plain.on_cpu(files, 1, 2))[0][0])))
+    module = pkgutil.resolve_name(f"{peers.__name__}.{peer}")
+    monkeypatch.setattr(module, "draw", drawn(one))
+    if peer == "torchvision_gpu":
+        return next(torchvision_gpu.batches(files, 1, 2, device="cpu"))[0][0].float()
+    if peer == "opencv_authors":
+        first, matrices_px, _, _ = opencv_authors.make_batch(files, [0, 1])
+        corners = torch.tensor([[85.0, 115, 100], [60, 60, 90], [1, 1, 1]])
+        exact_px = torch.from_numpy(opencv_tuned.opencv_matrices(files.boxes_px[0], one)).float()
+        assert (matrices_px[0] @ corners - exact_px @ corners).abs().max() < 3  # the crop has whole pixels
+        return unnormalised(first[0])
+    made = module.make_batch(files, [0, 1])
+    assert made.shape == (2, 2, 3, VIEW_PX, VIEW_PX)
+    assert made.is_shared()  # as the worker filled it
     assert made[0].is_contiguous(memory_format=torch.channels_last)
-    return made
+    view: torch.Tensor = made[0, 0].float()
+    return view
 
 
-def unnormalised(views: torch.Tensor) -> torch.Tensor:
+def unnormalised(view: torch.Tensor) -> torch.Tensor:
     mean, deviation = (torch.tensor(v)[:, None, None] for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-    assert views.dtype == torch.float32
-    return (views * deviation + mean) * 255
+    assert view.dtype == torch.float32
+    return (view * deviation + mean) * 255
 
 
-@pytest.mark.parametrize("name", ["authors", "tuned", "torchvision v2", "torchvision, on the GPU", "DALI"])
-def test_views_of_gray_images(name: str, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = views_of_gray(name, files, monkeypatch)
-    assert made.shape == (2, len(LEVELS), 3, VIEW_PX, VIEW_PX)
-    expected = torch.tensor(LEVELS)[:, None].expand(2, -1, 3)
-    torch.testing.assert_close(made[..., 64, 64].float(), expected.float(), rtol=0, atol=1.01)
-    if name != "authors":  # whose crop ends at the image's border, and is stretched
-        assert made[:, -1, :, 0, 0].abs().max() < 0.1  # only the whole image's square reaches beyond the image
-
-
-def test_peers_show_the_same(tmp_path: Path) -> None:
-    """Of a soft picture, one augmentation: OpenCV as the authors and tuned, and grid_sample with the exact jitter."""
-    file = str(tmp_path / "picture.jpg")
-    cv2.imwrite(file, smooth_image(np.random.default_rng(0), HEIGHT, WIDTH, 3), [cv2.IMWRITE_JPEG_QUALITY, 100])
-    source, boxes_px = cv2.cvtColor(np.asarray(cv2.imread(file)), cv2.COLOR_BGR2RGB), np.array([[100.0, 75, 60]])
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(opencv_tuned, "draw", drawn(ONE))
-        tuned = opencv_tuned.make_batch(Files([file], boxes_px), [0])[0, 0].float()
-    authors, matrix_px = opencv_authors.make_view(source, boxes_px[0].tolist(), ONE)
-    assert (unnormalised(authors) - tuned).abs().mean() < 6
-    corners = torch.tensor([[85.0, 115, 100], [60, 60, 90], [1, 1, 1]])
-    exact_px = torch.from_numpy(opencv_tuned.opencv_matrices(boxes_px[0], ONE)).float()
-    assert (matrix_px @ corners - exact_px @ corners).abs().max() < 3  # their crops have whole pixels
-    images = [decode_jpeg(read_file(file))] * 2
-    sampled = torchvision_gpu.make_views(images, np.repeat(boxes_px, 2, axis=0), drawn(ONE)(2, 2))
-    assert torch.equal(sampled[0, 0], sampled[1, 1])
-    assert (sampled[0, 0].float() - tuned).abs().mean() < 3  # OpenCV's HSV has 8 bits
+@pytest.mark.parametrize(
+    ("peer", "one", "levels"),
+    [
+        ("opencv_authors", JITTERED, 3),  # its crop has whole pixels
+        ("torchvision_gpu", JITTERED, 1),  # the other HSV has 8 bits
+        ("torchvision_cpu", TURNED, 1.5),  # it resamples twice
+        ("dali_plain", TURNED, 1),
+    ],
+)
+def test_peers_show_the_same(
+    peer: str, one: Draws, levels: float, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One augmentation of a picture, beside that of tuned OpenCV; with the colours of peers that jitter alike."""
+    difference = first_view(peer, files, one, monkeypatch) - first_view("opencv_tuned", files, one, monkeypatch)
+    assert difference.abs().mean() < levels
 
 
 def test_the_exact_jitter_is_that_of_float_hsv() -> None:
     rgb = np.random.default_rng(0).random((32, 32, 3), np.float32)
     hsv = cv2.cvtColor(rgb, cv2.COLOR_RGB2HSV) * [0.7, 0.6, 0.8] + [0, 0, 20 / 255]
     expected = cv2.cvtColor(hsv.clip(0, [360, 1, 1]).astype(np.float32), cv2.COLOR_HSV2RGB)
-    made = torchvision_gpu.jitter_hsv(torch.from_numpy(rgb).permute(2, 0, 1), ONE)
+    made = torchvision_gpu.jitter_hsv(torch.from_numpy(rgb).permute(2, 0, 1), JITTERED)
     np.testing.assert_allclose(made.permute(1, 2, 0), expected, atol=1e-4)
 
 
