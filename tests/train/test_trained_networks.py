@@ -25,6 +25,7 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.evaluation.evaluate import evaluate
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pose.predict import predict
+from peclr_dali.train.pose.predictions import read_predictions
 from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.weights.starting_weights import start_pose_network
 from tests.conftest import Record
@@ -161,8 +162,7 @@ def test_its_distance_on_hands_of_daily_life(network: Path, median_px: float, tm
     assert hands.keypoints_px is not None
     predict(network, [str(DAILY / "images")], tmp_path / "out", boxes=boxes)
     predicted, wanted = np.zeros_like(hands.keypoints_px), np.zeros_like(hands.keypoints_px)  # in the square
-    for path in (tmp_path / "out").glob("*.json"):
-        found = json.loads(path.read_text())
+    for found in read_predictions(tmp_path / "out"):
         row = DAILY_PHOTOGRAPHS.index(Path(found["image"]).name)
         x0, y0, x1, _ = found["box_px"]
         for points, points_px in ((predicted, found["keypoints_px"]), (wanted, hands.keypoints_px[row])):

@@ -16,8 +16,9 @@ from peclr_dali.models.encoders import build_encoder
 from peclr_dali.pipelines.config import each_source, is_address
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.data.similar import distances, shapes_of
+from peclr_dali.train.pose.predictions import read_predictions
 from peclr_dali.train.probe.features import Floats, Pixels, features_of_rows, trained_encoder
-from peclr_dali.train.report.contents import Run, read_json
+from peclr_dali.train.report.contents import Run
 from peclr_dali.train.report.galleries import Gallery, Tile, tile
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
 from peclr_dali.train.runs.log import progress_bar
@@ -93,7 +94,7 @@ def neighbours_by_shape(folder: Path) -> list[Gallery]:
 
     There are none for fewer than three hands. If a picture is gone since, the gallery says so.
     """
-    hands = [read_json(file) for file in sorted(folder.glob("*.json"))]
+    hands = read_predictions(folder)
     if len(hands) < 3:
         return []
     try:

@@ -166,16 +166,17 @@ def test_neighbours_are_those_of_the_start_and_of_the_checkpoint(folder: Path, m
 
 
 def predicted(folder: Path, keypoints_px: Array, *, mirrored: bool = False, grey: int = 0) -> None:
-    """A file of `predict` in a folder, for a hand in a grey picture."""
-    number = len(list(folder.glob("*.json")))
-    image, box_px = folder / f"{number}.jpg", [10, 20, 50, 60]
-    for picture in (image, folder / f"{number}.png"):
+    """Add to the file of `predict` in a folder a hand in a grey picture."""
+    file = folder / "predictions.json"
+    predictions = json.loads(file.read_text())["predictions"] if file.exists() else []
+    image, drawing = (folder / f"{len(predictions)}.{ending}" for ending in ("jpg", "png"))
+    for picture in (image, drawing):
         cv2.imwrite(str(picture), np.full((80, 90, 3), grey, np.uint8))
-    content = {
-        "image": str(image), "box_needed": "no", "box_px": box_px, "mirrored": mirrored,
-        "keypoints_px": keypoints_px.tolist(),
+    one = {
+        "image": str(image), "drawing": drawing.name, "box_px": [10, 20, 50, 60], "mirrored": mirrored,
+        "keypoints_px": keypoints_px.tolist(), "joints": None, "intrinsics": np.eye(3).tolist(),
     }  # fmt: skip
-    (folder / f"{number}.json").write_text(json.dumps(content))
+    file.write_text(json.dumps({"predictions": [*predictions, one]}))
 
 
 def test_hands_of_the_same_shape_are_neighbours(tmp_path: Path) -> None:
@@ -200,9 +201,8 @@ def test_hands_of_the_same_shape_are_neighbours(tmp_path: Path) -> None:
     (tmp_path / "2.jpg").unlink()
     (gone,) = neighbours_by_shape(tmp_path)
     assert (gone.text, gone.tiles) == (f"Not shown: {tmp_path / '2.jpg'} cannot be read any more", [])
-    (tmp_path / "2.json").write_text(
-        (tmp_path / "2.json").read_text().replace(json.dumps(str(tmp_path / "2.jpg")), "7")
-    )
+    file = tmp_path / "predictions.json"
+    file.write_text(file.read_text().replace(json.dumps(str(tmp_path / "2.jpg")), "7"))
     with pytest.raises(UserError, match="holds files that predict did not write"):
         neighbours_by_shape(tmp_path)
 
@@ -422,7 +422,7 @@ def test_wrong_input_is_reported_in_one_line(folder: Path, tmp_path: Path) -> No
         (
             [folder / "pre"],
             {"predictions": folder / "tuned" / "evaluation"},
-            "is not a file written by 'predict', or has no .png",
+            "holds no predictions; expected a folder that predict wrote",
         ),
         ([folder / "pre"], {"out": folder / "report.html" / "page.html"}, "cannot be written"),
     ):
