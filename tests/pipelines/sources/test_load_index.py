@@ -159,7 +159,3 @@ def test_a_bad_list_holds_files_of_all_splits_and_parts(tmp_path: Path) -> None:
             path for path in whole["val"] if int(Path(path).stem) >= 3 * poses
         } - set(listed)
         assert len(left(part="evaluation")) == 3
-    write_bad_list(bad, {"training/rgb/99999999.jpg": "empty file"}, checked=4 * poses)
-    for split in SPLITS:
-        with pytest.raises(UserError, match="the list is of another dataset"):
-            left(split=split)

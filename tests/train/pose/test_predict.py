@@ -346,7 +346,7 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "nothing there": (lambda root: {"images": [str(root / "no.png")]}, "no.png': no picture and no folder"),
     "empty folder": (lambda root: {"images": [str(root / "empty")]}, "empty': no picture and no folder"),
     "box outside": (lambda _: {"box_px": (60.0, 5.0, 90.0, 9.0)}, "show nothing of their images"),
-    "box in fractions": (lambda _: {"box_px": (0.1, 0.1, 0.9, 0.9)}, "fractions of the image, expected are pixels"),
+    "box in fractions": (lambda _: {"box_px": (0.1, 0.1, 0.9, 0.9)}, "Are these fractions of the image"),
     "no camera file": (lambda root: {"intrinsics": root / "no.json"}, "expected a JSON file with a camera matrix"),
     "one box for two": (lambda root: {"images": [str(root)], "box_px": (1.0, 2.0, 3.0, 4.0)}, "--box names one place"),
     "no run": (lambda root: {"run": root / "empty"}, "holds no checkpoint; expected the folder of a fine-tuning run"),
