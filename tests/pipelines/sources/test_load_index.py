@@ -9,9 +9,7 @@ from typing import Any, Final, Literal
 
 import cv2
 import numpy as np
-import pytest
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.bad_list import write_bad_list
 from peclr_dali.pipelines.samples.index import Index, LazyNames
