@@ -216,7 +216,6 @@ def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path
         cv2.imwrite(str(left), np.ascontiguousarray(read_picture(file)[:, ::-1, ::-1]))
     (root / "bad.jpg").write_bytes(b"not an image")
     done = subprocess.run([UV, "run", TOOL, root, out], capture_output=True, text=True, check=True)
-    assert "bad.jpg" in done.stderr
     assert "1 unreadable" in done.stdout
 
     labels: Any = {name: np.array(json.loads((data / f"training_{name}.json").read_text())) for name in ("K", "xyz")}
