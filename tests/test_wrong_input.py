@@ -300,7 +300,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["predict", "{root}/run", "{root}/images/00.jpg"],
         ["{root}/run/" + STEP + " is from pre-training", "python cli.py finetune --from {root}/run"],
     ),
-    "prediction in nothing": (["predict", "{root}/run", "{root}/no.jpg"], ["{root}/no.jpg: no such file"]),
+    "prediction in nothing": (["predict", "{root}/run", "{root}/no.jpg"], ["{root}/no.jpg': no picture and no folder"]),
     "prediction in no box": (["predict", "{root}/run", "{root}/images/00.jpg", "--box", "1,2"], ["--box 1,2", "40,30"]),
     "prediction in a box without numbers": (
         ["predict", "{root}/run", "{root}/images/00.jpg", "--box", "0,0,nan,1e308"],

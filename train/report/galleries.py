@@ -13,8 +13,9 @@ from peclr_dali.errors import UserError
 from peclr_dali.train.evaluation.report import CAPTION_PX
 from peclr_dali.train.pose.metrics import METRICS
 from peclr_dali.train.pose.pictures import POSE_PX
+from peclr_dali.train.pose.predictions import read_predictions
 from peclr_dali.train.report.charts import Picture, Section
-from peclr_dali.train.report.contents import Measured, Run, read_json
+from peclr_dali.train.report.contents import Measured, Run
 from peclr_dali.train.report.numbers import as_text
 from peclr_dali.train.runs.pictures import Image, read_picture, read_sheet, shown_side_px
 
@@ -38,29 +39,17 @@ def views(runs: Sequence[Run]) -> list[Section]:
 
 
 def predictions(folder: Path) -> Section:
-    """Predictions in a folder of `predict`.
-
-    Raises:
-        UserError: there are none, or a picture is missing.
-    """
-    pictures, files = [], sorted(folder.glob("*.json"))
-    for file in files[:PREDICTIONS]:
-        content, picture = read_json(file), read_picture(file.with_suffix(".png"))
-        if picture is None or not {"image", "box_needed"} <= content.keys():
-            raise UserError(
-                f"{file} is not a file written by 'predict', or has no .png beside it: run predict again, into a "
-                "folder of its own"
-            )
-        name = Path(content["image"]).name
-        caption = f"{name}: needs a box" if content["box_needed"] == "likely" else name
-        pictures.append(jpeg(picture, f"pose predicted in {name}", caption))
-    if not pictures:
-        raise UserError(f"{folder} holds no predictions; expected a folder that predict wrote. Run predict first")
+    """The drawings in a folder of `predict`. A folder without predictions, or a lost drawing, is a `UserError`."""
+    drawn = [one for one in read_predictions(folder) if one["drawing"] is not None]
+    pictures = []
+    for one in drawn[:PREDICTIONS]:
+        picture, name = read_picture(folder / one["drawing"]), Path(one["image"]).name
+        if picture is None:
+            raise UserError(f"{folder / one['drawing']} cannot be read any more: run predict again")
+        pictures.append(jpeg(picture, f"pose predicted in {name}", name))
     text = "The picture, the view of the network with its prediction, and the prediction in 3D."
-    if any("needs a box" in picture.caption for picture in pictures):
-        text += " “Needs a box”: on a crop around its prediction, the network predicts another pose."
-    if len(files) > len(pictures):
-        text += f" The first {len(pictures)} of {len(files)}."
+    if len(drawn) > len(pictures):
+        text += f" The first {len(pictures)} of {len(drawn)}."
     return Section("Predictions", text, pictures, wide=True)
 
 

@@ -320,7 +320,7 @@ def test_wrong_input_is_reported_in_one_line(folder: Path, tmp_path: Path) -> No
         (
             [folder / "pre"],
             {"predictions": folder / "tuned" / "evaluation"},
-            "is not a file written by 'predict', or has no .png",
+            "holds no predictions; expected a folder that predict wrote",
         ),
         ([folder / "pre"], {"out": folder / "report.html" / "page.html"}, "cannot be written"),
     ):
