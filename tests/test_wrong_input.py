@@ -447,8 +447,8 @@ def test_too_many_ranks_are_refused_before_any_rank_waits(
     ("environment", "message"),
     [
         ({"RANK": "0", "WORLD_SIZE": "3"}, "WORLD_SIZE = 3 in the environment, but the ranks cannot meet"),
-        ({"WORLD_SIZE": "0"}, "rank = 0 and world_size = 0: expected a rank below"),
-        ({"RANK": "1"}, "rank = 1 and world_size = 1: expected a rank below"),
+        ({"WORLD_SIZE": "0"}, "rank = 0 and world_size = 0 (RANK and WORLD_SIZE"),
+        ({"RANK": "1"}, "rank = 1 and world_size = 1 (RANK and WORLD_SIZE"),
         ({"WORLD_SIZE": "many"}, "WORLD_SIZE = 'many' in the environment: expected a number"),
     ],
 )
