@@ -42,8 +42,8 @@ def described_ranks(rank: int | None = None, world_size: int | None = None) -> R
     ranks = Ranks(*found)
     if not 0 <= ranks.rank < ranks.world_size or (ranks.world_size > 1 and rank is None and "RANK" not in os.environ):
         raise UserError(
-            f"rank = {ranks.rank} and world_size = {ranks.world_size} (RANK and WORLD_SIZE in the environment): expected "
-            "both, and a rank below the number of ranks. Start the processes with torchrun, or unset both."
+            f"rank = {ranks.rank} and world_size = {ranks.world_size} (RANK and WORLD_SIZE in the environment): "
+            "expected both, and a rank below the number of ranks. Start the processes with torchrun, or unset both."
         )
     return ranks
 

@@ -304,7 +304,7 @@ def test_ranks_come_from_the_environment(folder: Path, monkeypatch: pytest.Monke
     with small_loader(folder, 2, 6) as loader:  # what is given goes first
         assert positions(take(loader, 1)) == [2]
     monkeypatch.delenv("RANK")
-    with pytest.raises(UserError, match="rank = 0 and world_size = 3 .RANK and WORLD_SIZE in the environment"):
+    with pytest.raises(UserError, match=r"rank = 0 and world_size = 3 \(RANK and WORLD_SIZE in the environment\)"):
         make_loader(folder, batch=6)
 
 
