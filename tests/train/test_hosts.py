@@ -216,24 +216,6 @@ def test_a_host_that_dies_leaves_a_smaller_run(
     record("hosts", proof="a host that dies leaves a smaller run", steps=STEPS, killed_after=killed_after)
 
 
-def test_a_run_whose_rendezvous_was_lost_goes_on_when_it_is_started_again(
-    hosts: dict[str, Host], settings: list[str], tmp_path: Path, record: Record
-) -> None:
-    a, b = hosts["a"], hosts["b"]
-    out = tmp_path / "out"
-    for host in hosts.values():
-        host.launch(tmp_path / f"{host.name}.log", "2", settings)
-    wait_for("step 6", lambda: steps_done(out) >= 6, hosts)
-    a.kill()
-    wait_for("the loss", lambda: LOST in b.log.read_text(), hosts, LIMIT_S + 30)
-    # What launch/ does: the job is queued again, and goes on.
-    a.launch(tmp_path / "a.log", "2", settings)
-    wait_for("the end on a", finished(a), hosts)
-    wait_for("the end on b", finished(b), hosts)
-    assert_every_sample_once(out)
-    record("hosts", proof="the host of the rendezvous is lost", steps=STEPS)
-
-
 def test_the_demo_trains_on_two_nodes_by_the_commands_of_the_docs(hosts: dict[str, Host], tmp_path: Path) -> None:
     """To the letter, but for the addresses, the demo's configuration, no GPU, fewer hands and fewer epochs."""
     poses, epochs = 130, 2

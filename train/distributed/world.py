@@ -6,7 +6,6 @@ import faulthandler
 import logging
 import os
 import socket
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -217,7 +216,7 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     # NCCL's sums overlap with the backward pass. By default its stream has the lowest priority, as the loader's.
     os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     # Torch has no limit for NCCL's connecting, nor for a store whose host is silent.
-    faulthandler.dump_traceback_later(rank_timeout_s + _GRACE_S, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(rank_timeout_s + _GRACE_S, exit=True, file=2)  # the terminal
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo", rank=world.rank, world_size=world.world_size,
