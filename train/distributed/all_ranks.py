@@ -79,15 +79,17 @@ def steps_of_all_ranks(world: World, stop: StopSignals, check: Callable[[], None
 def _agree(world: World, stop: StopSignals | None, action: Callable[[], T]) -> tuple[T, int]:
     """Result of the action on this rank, and the highest signal number of all ranks. Any rank's failure is raised."""
     error: Exception | None = None
+    mine = 0
     try:
         result = action()
-    except Exception as raised:
+    except AnotherRankFailed as raised:  # in an exchange within the action, where that rank has failed
         error = raised
-    mine = 0 if error is None else world.world_size - world.rank  # the lowest failed rank has the highest number
+    except Exception as raised:
+        error, mine = raised, world.world_size - world.rank  # the lowest failed rank has the highest number
     signal_number = 0 if stop is None else stop.signal_number  # a signal during the exchange counts for the next one
     signal_number, failed = world.max_(torch.tensor([signal_number, mine])).tolist()
-    if not failed:
-        return result, signal_number
     if error is not None and failed == mine:
         raise error
+    if not failed:
+        return result, signal_number
     raise AnotherRankFailed(f"rank {world.world_size - failed} has failed; see its output")

@@ -28,12 +28,12 @@ def _fail_on_ranks_1_and_2(out: str) -> None:
     world = described_world("cpu")
     with joined(world, 60.0):
         try:
-            on_all_ranks(world, lambda: 1 / (0 if world.rank in (1, 2) else 1))
+            on_all_ranks(world, lambda: on_all_ranks(world, lambda: 1 / (0 if world.rank in (1, 2) else 1)))
         except (ZeroDivisionError, AnotherRankFailed) as error:
             Path(out, str(world.rank)).write_text(repr(error))
 
 
-def test_the_lowest_failed_rank_raises_its_error(tmp_path: Path) -> None:
+def test_the_lowest_failed_rank_raises_its_error_through_nested_calls(tmp_path: Path) -> None:
     log = tmp_path / "log"
     ranks.finish(ranks.start_ranks(3, _fail_on_ranks_1_and_2, str(tmp_path), log=log), log)
     found = [(tmp_path / str(rank)).read_text() for rank in range(3)]
