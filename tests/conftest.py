@@ -6,9 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from peclr_dali.machine.compiled import choose_cache_folder
-
-choose_cache_folder()
 torch.set_num_threads(1)  # tests run side by side; one thread each also makes sums reproducible
 
 Record = Callable[..., None]

@@ -10,28 +10,16 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
 import peclr_dali
-from peclr_dali.errors.refused import machine_error_line
 from peclr_dali.shipped import PACKAGE, or_shipped
 from tests.train.tiny_run import write_images
 
 ROOT = Path(__file__).parents[1]
 UV = Path(sys.executable).with_name("uv")
-REQUIRES = [
-    "numpy>=2.1",
-    "matplotlib>=3.10; extra == 'all'",
-    "matplotlib>=3.10; extra == 'bench'",
-    "matplotlib>=3.10; extra == 'train'",
-    "scikit-learn>=1.6; extra == 'all'",
-    "scikit-learn>=1.6; extra == 'bench'",
-    "tomli-w>=1.2; extra == 'train'",
-]
 
 
 @pytest.fixture(scope="module")
@@ -101,23 +89,6 @@ def test_names_of_shipped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert or_shipped(Path(path), ".toml") == Path(path)
     (tmp_path / "peclr_rn50").touch()
     assert or_shipped(Path("peclr_rn50"), ".toml") == Path("peclr_rn50"), "the user's own file comes first"
-
-
-@pytest.mark.parametrize(
-    ("module", "line"),
-    [
-        ("matplotlib", "this needs the package matplotlib: pip install 'peclr-dali[train]'"),
-        ("sklearn", "this needs the package scikit-learn: pip install 'peclr-dali[bench]'"),
-        ("tomli_w", "this needs the package tomli-w: pip install 'peclr-dali[train]'"),
-        ("peclr_dali.nowhere", None),
-        ("numpy", None),
-    ],
-)
-def test_a_missing_package_is_named_with_its_extra(module: str, line: str | None) -> None:
-    with patch("peclr_dali.errors.refused.requires", return_value=REQUIRES):
-        assert machine_error_line(ModuleNotFoundError(name=module)) == line
-    with patch("peclr_dali.errors.refused.requires", side_effect=PackageNotFoundError):
-        assert "make setup" in (machine_error_line(ModuleNotFoundError(name="matplotlib")) or "")
 
 
 @pytest.mark.parametrize(

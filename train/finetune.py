@@ -17,7 +17,7 @@ from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneTrainConfig
 from peclr_dali.train.config.tables import to_dict
-from peclr_dali.train.distributed.together import on_main
+from peclr_dali.train.distributed.all_ranks import on_main
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.constants import evaluation_constants
 from peclr_dali.train.pose.inference import Poses

@@ -26,7 +26,7 @@ import torch
 from PIL import Image
 from s3fs import S3FileSystem  # type: ignore[import-untyped]
 
-from peclr_dali.errors import Outage, UserError
+from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.loader.epoch_loader import make_loader
@@ -253,7 +253,7 @@ def test_a_disk_that_stays_full_is_one_line(bucket: Bucket, tmp_path: Path, monk
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setattr("peclr_dali.pipelines.sources.shards.remote_shards.ATTEMPTS", 2)
     index = load_index(remote(tmp_path))
-    with pytest.raises(Outage, match=r"data\.cache = .*: no room for s3://.*tar \(the disk is full\)\. Make room"):
+    with pytest.raises(UserError, match=r"data\.cache = .*: no room for s3://.*tar \(the disk is full\)\. Make room"):
         index.read(0)
     assert not [*tmp_path.rglob("*.part")]
 
@@ -300,7 +300,7 @@ def test_a_bound_that_is_too_small_names_one_that_is_not(
 def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, few_attempts: None) -> None:
     index = load_index(remote(tmp_path))
     bucket.fault = lambda name, number: "500" if name == "shard-000003.tar" else None
-    with pytest.raises(Outage, match=r"s3://images/packed/shard-.*3 attempts failed. Check the network"):
+    with pytest.raises(UserError, match=r"s3://images/packed/shard-.*3 attempts failed. Check the network"):
         batches(index)
 
 
