@@ -340,8 +340,8 @@ def test_views_under_a_busy_gpu_equal_those_at_rest(
 
     def pixels(busy: bool) -> list[torch.Tensor]:
         made = []
-        options = {"batch": 512, "last": 7, "chunk": chunk, "threads": 8, "decoder": decoder, "views": views}
-        with loader_of(index, kinds, device="cuda:0", **options) as loader:
+        where: dict[str, Any] = {"decoder": decoder, "views": views}
+        with loader_of(index, kinds, batch=512, last=7, chunk=chunk, device="cuda:0", threads=8, **where) as loader:
             for batch in loader:
                 for _ in range(40 if busy else 0):  # some tens of milliseconds, while later batches are made
                     torch.mm(work, work)

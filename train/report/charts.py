@@ -6,10 +6,11 @@ import base64
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -25,7 +26,7 @@ from peclr_dali.train.runs.pictures import level_line, log_axis
 
 _COLOURS: Final = ("#1f6fb4", "#d2691e", "#2e8b57", "#8e5bb5", "#b5372b", "#5b6770")
 _MUTED: Final = "#62666d"
-_STYLE: Final = {
+_STYLE: Final[dict[Any, Any]] = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
     "grid.color": "#e2e3e0", "axes.edgecolor": "#e2e3e0", "axes.labelcolor": _MUTED, "xtick.color": _MUTED,
     "ytick.color": _MUTED, "lines.linewidth": 1.8, "legend.frameon": False,
@@ -161,13 +162,13 @@ def _over_steps(
 def _chart(title: str, names: Sequence[str]) -> Iterator[tuple[Axes, list[Picture]]]:
     """Axes to draw on, and a list that holds the chart as a PNG afterwards. Several `names` make a legend."""
     figures: list[Picture] = []
-    with mpl.rc_context({**_STYLE, "axes.prop_cycle": mpl.cycler(color=_COLOURS)}):
+    with mpl.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=_COLOURS)}):
         figure = Figure(figsize=(4.2, 2.8), layout="constrained")
         axes = figure.add_subplot()
         yield axes, figures
         axes.set_title(title, loc="left", fontsize=9, fontweight="bold")
         if len(names) > 1:
-            drawn = [*axes.containers, *(line for line in axes.lines if line.get_linestyle() == "-")]
+            drawn: list[Any] = [*axes.containers, *(line for line in axes.lines if line.get_linestyle() == "-")]
             axes.legend(drawn[: len(names)], names)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=160)
