@@ -10,7 +10,7 @@ from typing import Final
 
 from peclr_dali.bench.studies.run import main
 from peclr_dali.bench.studies.scales import FROZEN_RN50, LONGER, RUNS, SHORT
-from peclr_dali.bench.studies.study import Arm, By, Claim, ScaleName, Study
+from peclr_dali.bench.studies.study import SCALES, Arm, By, Claim, ScaleName, Studies, Study
 from peclr_dali.bench.studies.table_1 import BESIDE, RANDOM, cells
 
 NOTHING: Final = (
@@ -108,10 +108,7 @@ def geometric(scale: ScaleName) -> Study:
     )
 
 
-STUDIES: Final = {
-    "small": [single_augmentations("small"), geometric("small")],
-    "paper": [single_augmentations("paper"), geometric("paper")],
-}
+STUDIES: Final[Studies] = {scale: [single_augmentations(scale), geometric(scale)] for scale in SCALES}
 
 if __name__ == "__main__":
     main(STUDIES)

@@ -20,7 +20,7 @@ from peclr_dali.bench.studies.scales import (
     Scale,
     hands,
 )
-from peclr_dali.bench.studies.study import Arm, Claim, Study
+from peclr_dali.bench.studies.study import Arm, Claim, Studies, Study
 from peclr_dali.bench.studies.table_1 import BEST
 
 SHARES: Final = {"010": 0.1, "020": 0.2, "040": 0.4, "060": 0.6, "080": 0.8, "100": 1.0}
@@ -140,7 +140,7 @@ def few_labels() -> Study:
     )
 
 
-STUDIES: Final = {
+STUDIES: Final[Studies] = {
     "small": [few_labels()],
     "paper": [label_fractions("resnet152"), label_fractions("resnet50")],
 }

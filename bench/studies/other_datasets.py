@@ -9,7 +9,7 @@ from typing import Final
 
 from peclr_dali.bench.studies.run import main
 from peclr_dali.bench.studies.scales import ALL_LABELS_RN152, FROZEN_RN50, LONGER, RUNS, TWO_SOURCES, Dataset, hands
-from peclr_dali.bench.studies.study import Arm, Claim, ScaleName, Study
+from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
 from peclr_dali.bench.studies.table_1 import BEST
 from peclr_dali.bench.studies.tables_2_3 import RN50, two_sources
 
@@ -76,10 +76,7 @@ def equivariance(scale: ScaleName) -> Study:
     )
 
 
-STUDIES: Final = {
-    "small": [other_datasets("small"), equivariance("small")],
-    "paper": [other_datasets("paper"), equivariance("paper")],
-}
+STUDIES: Final[Studies] = {scale: [other_datasets(scale), equivariance(scale)] for scale in SCALES}
 
 if __name__ == "__main__":
     main(STUDIES)

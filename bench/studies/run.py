@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from peclr_dali.bench.rows import append, describe_machine, read_rows
 from peclr_dali.bench.studies.compare import Row, compare, tables_of
 from peclr_dali.bench.studies.measure import measure_constants, measured_errors, measured_maps
 from peclr_dali.bench.studies.scales import Dataset
-from peclr_dali.bench.studies.study import ScaleName, Study
+from peclr_dali.bench.studies.study import ScaleName, Studies, Study
 from peclr_dali.errors import UserError
 from peclr_dali.synthetic import make_dataset
 from peclr_dali.train.distributed.interrupt import Interrupted
@@ -142,7 +142,7 @@ def commands_of(study: Study) -> Iterator[str]:
                 yield line("python", "-m", "peclr_dali", arm.by, files=study.at.measured_files, keys=keys)
 
 
-def main(studies: Mapping[ScaleName, Sequence[Study]]) -> None:
+def main(studies: Studies) -> None:
     """The command of a file of studies."""
     names = sorted({study.name for of_scale in studies.values() for study in of_scale})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from peclr_dali.bench.studies.scales import Dataset, Keys, Scale
 from peclr_dali.errors import UserError
@@ -15,6 +15,7 @@ from peclr_dali.train.config.pretraining import Config
 
 ScaleName = Literal["small", "paper"]
 By = Literal["finetune", "probe"]
+SCALES: Final[tuple[ScaleName, ...]] = ("small", "paper")
 
 
 @dataclass(frozen=True)
@@ -161,3 +162,7 @@ class Study:
                 *(key for key in keys if key not in of_data),
             ]
         return [*keys, f"run.seed={seed}", f"run.out={folder}"]
+
+
+Studies = Mapping[ScaleName, Sequence[Study]]
+"""The studies of a file, by scale."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from peclr_dali.bench.studies.run import main
 from peclr_dali.bench.studies.scales import FROZEN_RN50, LONGER, RUNS
-from peclr_dali.bench.studies.study import Arm, Claim, ScaleName, Study
+from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
 
 BEST: Final = {
     "peclr": Arm(),
@@ -69,10 +69,7 @@ def compositions(scale: ScaleName) -> Study:
     )
 
 
-STUDIES: Final = {
-    "small": [compositions("small")],
-    "paper": [compositions("paper")],
-}
+STUDIES: Final[Studies] = {scale: [compositions(scale)] for scale in SCALES}
 
 if __name__ == "__main__":
     main(STUDIES)

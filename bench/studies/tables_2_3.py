@@ -20,7 +20,7 @@ from peclr_dali.bench.studies.scales import (
     YOUTUBE_3D_HANDS,
     hands,
 )
-from peclr_dali.bench.studies.study import Arm, Claim, ScaleName, Study
+from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
 
 SECOND: Final = {"small": hands(3500, 3, 40), "paper": YOUTUBE_3D_HANDS}  # small: other hands, in other scenes
 RN50: Final = "encoder.name=resnet50"
@@ -87,10 +87,7 @@ def cross_domain(scale: ScaleName) -> Study:
     )
 
 
-STUDIES: Final = {
-    "small": [high_resolution("small"), cross_domain("small")],
-    "paper": [high_resolution("paper"), cross_domain("paper")],
-}
+STUDIES: Final[Studies] = {scale: [high_resolution(scale), cross_domain(scale)] for scale in SCALES}
 
 if __name__ == "__main__":
     main(STUDIES)
