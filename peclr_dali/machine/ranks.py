@@ -40,10 +40,11 @@ def described_ranks(rank: int | None = None, world_size: int | None = None) -> R
     if rank is not None and world_size is not None:
         found[:2] = rank, world_size
     ranks = Ranks(*found)
+    where = " (RANK and WORLD_SIZE in the environment)" if rank is None else ""
     if not 0 <= ranks.rank < ranks.world_size or (ranks.world_size > 1 and rank is None and "RANK" not in os.environ):
         raise UserError(
-            f"rank = {ranks.rank} and world_size = {ranks.world_size} (RANK and WORLD_SIZE in the environment): "
-            "expected both, and a rank below the number of ranks. Start the processes with torchrun, or unset both."
+            f"rank = {ranks.rank} and world_size = {ranks.world_size}{where}: expected a rank below the number of "
+            "ranks, or neither of both. Start the processes with torchrun."
         )
     return ranks
 

@@ -17,6 +17,7 @@ import psutil  # type: ignore[import-untyped]
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
@@ -229,11 +230,14 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     # Torch has no limit for NCCL's connecting, nor for a store whose host is silent.
     faulthandler.dump_traceback_later(rank_timeout_s + _GRACE_S, exit=True, file=2)  # the terminal
+    limit = timedelta(seconds=rank_timeout_s)
     try:
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo", rank=world.rank, world_size=world.world_size,
-            timeout=timedelta(seconds=rank_timeout_s),
-        )  # fmt: skip
+        store, rank, world_size = next(rendezvous("env://", world.rank, world.world_size, timeout=limit))
+        store.set_timeout(limit)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # it holds the addresses of the attempts before
+            store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
         devices = world.gather_objects(world.device.type)
         if len(set(devices)) > 1:
             by_rank = ", ".join(f"rank {rank}: {device}" for rank, device in enumerate(devices))
