@@ -334,6 +334,7 @@ def test_the_command_lists_its_runs_and_names_mistakes(
     for wrong, message in (
         (["--arm", "two"], "few_labels has no arm 'two'"),
         (["--arm", "scratch_010", "--set", "optim.rate=1", "--list"], "unknown key optim.rate"),
+        (["--seeds", "1,x"], "'x' is not a valid integer"),
         (["--record", "/dev/null"], "--record /dev/null: not a regular file"),
     ):
         assert called(monkeypatch, *wrong) == 2
