@@ -158,10 +158,9 @@ def main(studies: Studies) -> None:
     def command(
         scale: ScaleName, only: Sequence[str], arms: Sequence[str], seeds: Sequence[int], **options: Any
     ) -> None:
-        for study in studies.get(scale, ()):
-            if not only or study.name in only:
-                study = study.only(arms) if arms else study
-                _run(replace(study, seeds=seeds or study.seeds), **options)
+        chosen = [study for study in studies.get(scale, ()) if not only or study.name in only]
+        for study in [study.only(arms) if arms else study for study in chosen]:
+            _run(replace(study, seeds=seeds or study.seeds), **options)
 
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as for the other commands (docs/performance.md)
     configure_logging()
@@ -179,7 +178,7 @@ _SCALE = "small: rendered hands and minutes on a CPU for each run; paper: the da
 
 
 def _numbers(context: click.Context, option: click.Parameter, text: str | None) -> list[int]:
-    return [SEED.convert(one, option, context) for one in (text or "").split(",") if one]
+    return [SEED(one, option, context) for one in (text or "").split(",") if one]
 
 
 def _run(study: Study, overrides: Sequence[str], files: Sequence[str], listed: bool, record: Path | None) -> None:
