@@ -9,7 +9,7 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -113,41 +113,35 @@ class PipelinesConfig:
     """How views are made. These keys change the views only by rounding.
 
     Attributes:
-        backend: "dali" makes every pixel with DALI, or on a GPU as `gpu_views` says. "cpu" is the fast path on
-            CPUs, also beside a GPU: DALI decodes, and a Numba kernel warps and jitters as OpenCV would. "auto" is
-            "dali" on a GPU, else "cpu".
+        decoder: where DALI decodes. "auto" is "gpu" on a GPU with JPEG engines (A100, H100, H200, B200), else "cpu".
+        views: what makes the views of the decoded images. "gpu" is one Triton kernel; images that were decoded on the
+            CPU are copied to it. "cpu" is a Numba kernel, which warps and jitters as OpenCV would. "dali" is the graph
+            of DALI's own operators, on the device of the batches: the reference that the other two are tested against.
+            "auto" is "gpu" on a GPU and "cpu" without one; on a GPU without a C compiler, which Triton needs, "dali".
         batch: samples that are read and decoded together (a chunk, one batch of DALI), independent of the training
             batch; unset, 256, or fewer if the images are large.
-        threads: CPU threads of the decoder, and the same number for the fast path; unset, this process's share of the
+        threads: CPU threads of the decoder, and the same number for views = "cpu"; unset, this process's share of the
             cores, at most 16 if a GPU decodes.
         prefetch: chunks in DALI at once.
         ahead: training batches prepared ahead of the step.
-        hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
         decode: "whole" decodes whole images, "region" only the part of a large image that the views show. The decoded
             pixels are the same; a view of a region may differ by some levels before the colour jitter. "auto" decodes
             regions on a CPU if a sample of the images contains a large one, else whole images.
-        gpu_views: how backend "dali" makes views on a GPU: "graph" with the nodes of the DALI graph; "fused" with one
-            Triton kernel, which reads the decoded images and writes all views of a chunk, as the files for cards
-            choose. "fused" is not the default, since Triton needs a C compiler, as `train.compile` does.
     """
 
-    backend: Literal["auto", "dali", "cpu"] = "auto"
+    decoder: Literal["auto", "cpu", "gpu"] = "auto"
+    views: Literal["auto", "cpu", "gpu", "dali"] = "auto"
     batch: Annotated[Count, Field(le=65536)] | None = None
     threads: Threads | None = None
     prefetch: Queue = 2
     ahead: Queue = 2
-    hw_decoder_load: Fraction = 0.65
     decode: Literal["auto", "whole", "region"] = "auto"
-    gpu_views: Literal["fused", "graph"] = "graph"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, table: Any) -> Any:
-        """Read a table of an earlier version: leave out a key that never changed the views, and rename a backend."""
-        if not isinstance(table, dict):
-            return table
-        renamed = {"backend": "cpu"} if table.get("backend") == "opencv" else {}
-        return {key: table[key] for key in table if key != "decoder_memory"} | renamed
+    @model_validator(mode="after")
+    def _possible(self) -> PipelinesConfig:
+        if self.decoder == "gpu" and self.views == "cpu":
+            raise ValueError('views = "cpu" needs images decoded there: set decoder = "cpu", or views = "gpu"')
+        return self
 
 
 def box_file(config: DataConfig) -> Path | None:

@@ -128,7 +128,6 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["bench-loader", "--record", "{root}/broken.toml"],
         ["--record {root}/broken.toml: holds no rows", "Name another file"],
     ),
-    "a word of 5000 characters": (["pretrain", "--" + "k" * 5000], ["kkk...kkk", "(5005 characters)"]),
     # Configurations.
     "out of an unset variable": ([*pretrain(), "--out", ""], ["run.out is empty", "variable not set"]),
     "root left to a shell": (pretrain("data.root=$HOME/hands"), ["data.root = '$HOME/hands'", "write the path out"]),
@@ -300,7 +299,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["predict", "{root}/run", "{root}/images/00.jpg"],
         ["{root}/run/" + STEP + " is from pre-training", "python cli.py finetune --from {root}/run"],
     ),
-    "prediction in nothing": (["predict", "{root}/run", "{root}/no.jpg"], ["{root}/no.jpg: no such file"]),
+    "prediction in nothing": (["predict", "{root}/run", "{root}/no.jpg"], ["{root}/no.jpg': no picture and no folder"]),
     "prediction in no box": (["predict", "{root}/run", "{root}/images/00.jpg", "--box", "1,2"], ["--box 1,2", "40,30"]),
     "prediction in a box without numbers": (
         ["predict", "{root}/run", "{root}/images/00.jpg", "--box", "0,0,nan,1e308"],
@@ -405,17 +404,9 @@ def test_too_many_ranks_are_refused_before_any_rank_waits(
     ("environment", "message"),
     [
         ({"RANK": "0", "WORLD_SIZE": "3"}, "WORLD_SIZE = 3 in the environment, but the ranks cannot meet"),
-        ({"NUMBA_NUM_THREADS": "0"}, "NUMBA_NUM_THREADS = '0' in the environment: expected a number above 0"),
-        ({"NUMBA_NUM_THREADS": "many"}, "NUMBA_NUM_THREADS = 'many' in the environment"),
-        ({"NUMBA_DISABLE_JIT": "1"}, "NUMBA_DISABLE_JIT = '1' in the environment: the kernels run only compiled"),
-        ({"WORLD_SIZE": "0"}, "RANK = 0 in the environment, with WORLD_SIZE = 0: expected a rank below"),
-        ({"RANK": "1"}, "RANK = 1 in the environment, with WORLD_SIZE = 1: expected a rank below"),
-        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_RANK = 0 in the environment, with LOCAL_WORLD_SIZE = 0"),
+        ({"WORLD_SIZE": "0"}, "rank = 0 and world_size = 0 (RANK and WORLD_SIZE"),
+        ({"RANK": "1"}, "rank = 1 and world_size = 1 (RANK and WORLD_SIZE"),
         ({"WORLD_SIZE": "many"}, "WORLD_SIZE = 'many' in the environment: expected a number"),
-        (
-            {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "http"},
-            "MASTER_PORT = 'http' in the environment: expected a port",
-        ),
     ],
 )
 def test_a_wrong_environment_is_one_line(

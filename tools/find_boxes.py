@@ -12,9 +12,8 @@
     uv run tools/find_boxes.py IMAGES OUT.csv
     uv run tools/find_boxes.py VIDEOS OUT.csv --frames FRAMES
 
-The second command first writes every n-th frame of the videos (a file, or those in a folder and below it) as JPEG, to
-FRAMES/VIDEO/frame_000030.jpg and so on, and then searches FRAMES. The number counts the video's frames from 0. So a
-folder is a sequence and a name has its frame, as `data.positive = "time"` and the command `mine` take them.
+The second command first writes every n-th frame of the videos in a folder and below it as JPEG, to
+FRAMES/VIDEO/frame_000030.jpg and so on (the number counts the video's frames from 0), and then searches FRAMES.
 
 uv makes an environment of its own for this script, since MediaPipe needs NumPy below 2. The script imports nothing of
 the project.
@@ -30,18 +29,15 @@ OUT.csv has a row for each hand: file,x0,y0,x1,y1,hand,confidence,wrist_x,wrist_
 - wrist_x to little_tip_y: the 21 landmarks, in the pixels of the box.
 
 The rows are collected in OUT.csv.part, which replaces OUT.csv when all images were searched. The same command continues
-a run that was stopped. It searches images that OUT.csv does not have yet, and keeps the lines that are there, such as
-those that were corrected by hand. OUT.csv.job says what the command was; another folder or other options are refused.
-A video whose frames are there is not read again; the folder of a video appears when its last frame was read.
+a run that was stopped, and searches images that OUT.csv does not have yet. Rows that are there stay, such as those that
+were corrected by hand. A video whose folder of frames is there is not read again.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import fcntl
 import io
-import json
 import multiprocessing
 import os
 import shutil
@@ -52,7 +48,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import cv2
 import numpy as np
@@ -65,13 +61,10 @@ LANDMARKS = ["wrist", *(f"{finger}_{joint}" for finger in FINGERS for joint in (
 COLUMNS = ["file", "x0", "y0", "x1", "y1", "hand", "confidence"]
 COLUMNS += [f"{name}_{axis}" for name in LANDMARKS for axis in "xy"]
 HEADER = ",".join(COLUMNS) + "\r\n"
-HANDS = ("left", "right", "none", "unreadable")
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
-NOT_READ = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
-"""Endings of images that the trainer cannot decode."""
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm", ".mpg", ".mpeg", ".ts")
-MARK = ".frames.json"
-"""In the folder of a video's frames: which video they are of, and which of its frames."""
+OF_THE_SYSTEM = ("@eadir", "$recycle.bin", "thumbs.db")
+"""Files and folders, in small letters, that systems put among images: thumbnails and what was deleted."""
 
 GRAPH = "mediapipe/modules/hand_landmark/hand_landmark_tracking_cpu.binarypb"
 
@@ -87,15 +80,15 @@ BORDER = 0.5
 LONGEST_PX = 16_000
 """Longest side of an image that is searched as it is. With a border, MediaPipe's OpenCV ends beyond 32,766 pixels."""
 
-CHUNK = 4
-"""Images that a process takes at once."""
+BATCH = 64
+"""Images of each process in a batch. A batch whose process ends is halved."""
 
 _detector: Any = None
 """The detector of this process."""
 
 
 class FoundHand(NamedTuple):
-    """A hand in an image: its 21 landmarks (21, 2) in pixels, corner-based; "left" or "right"; the palm's score."""
+    """A hand in an image: its landmarks (21, 2) in pixels, corner-based; "left" or "right"; the palm's score."""
 
     landmarks_px: np.ndarray
     hand: str
@@ -121,15 +114,10 @@ def row_without_hand(name: str, why: str) -> list[str]:
 
 def start_process(confidence: float, hands: int) -> None:
     """Prepare a worker process."""
-    start_reader()
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MediaPipe and libjpeg write there
     cv2.setNumThreads(1)
     load_detector(confidence, hands)
-
-
-def start_reader() -> None:
-    """Prepare a process that reads videos."""
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MediaPipe, libjpeg and FFmpeg write there
 
 
 def end_with_parent() -> None:
@@ -168,7 +156,7 @@ def rows_of(file: tuple[str, str]) -> list[list[str]]:
         return [row_without_hand(name, "unreadable")]
     try:
         hands = sorted(find_hands(image), key=lambda hand: hand.box_px)
-    except RuntimeError:  # MediaPipe's graph has failed and stays so; `find_all` names the image
+    except RuntimeError:  # MediaPipe's graph has failed and stays so
         os._exit(1)
     return [hand.row(name) for hand in hands] or [row_without_hand(name, "none")]
 
@@ -204,122 +192,48 @@ def points(marks: Any) -> np.ndarray:
     return np.array([(mark.x, mark.y) for mark in marks])
 
 
-def write_frames(video: str, folder: str, mark: dict[str, Any]) -> tuple[int, int]:
-    """Write every n-th frame of a video, as displayed, into a new folder, with its mark.
-
-    Returns:
-        The number of frames that were read, and the number that the video says to have. Without any, no folder.
-    """
-    part = part_of(Path(folder))
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    (part / MARK).write_text(json.dumps(mark))  # first, since it makes the folder ours
-    capture, read = cv2.VideoCapture(video), 0
-    while capture.grab():
-        if read % mark["--every"] == 0:
-            whole, image = capture.retrieve()
-            if not whole:
-                break
-            encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 95])[1]
-            (part / f"frame_{read:06d}.jpg").write_bytes(encoded.tobytes())
-        read += 1
-    if read:
+def take_frames(videos: Path, frames: Path, every: int) -> None:
+    """Write every n-th frame of the videos in a folder, as displayed, each video's into a new folder of its name."""
+    for name in tqdm(files_under(videos, VIDEOS), unit=" videos"):
+        folder, part = frames / name, frames / f"{name}.part"
+        if folder.exists():
+            continue
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        capture, read = cv2.VideoCapture(str(videos / name)), 0
+        while capture.grab():
+            if read % every == 0:
+                whole, image = capture.retrieve()
+                if not whole:
+                    break
+                cv2.imwrite(f"{part}/frame_{read:06d}.jpg", image)
+            read += 1
+        if read < 0.98 * capture.get(cv2.CAP_PROP_FRAME_COUNT) or not read:  # some containers only estimate the number
+            tqdm.write(f"unreadable or cut after {read} frames: {videos / name}", file=sys.stderr)
         part.replace(folder)
-    else:
-        shutil.rmtree(part)
-    return read, int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
 
 
-def part_of(folder: Path) -> Path:
-    """Where the frames of a video are until all were written."""
-    return folder.with_name(f".{folder.name}.part")
+def files_under(root: Path, endings: Sequence[str]) -> list[str]:
+    """Names of the files in a folder and below it, sorted; the same that `data.source = "folder"` finds.
 
-
-def take_frames(root: Path, names: Sequence[str], frames: Path, every: int) -> None:
-    """Write frames of the videos `names` in `root`, one video after the other, in a process that may end at one.
-
-    A folder of frames that are not of this command is refused before any video is read.
+    Hidden ones are left out. Links to folders are followed, after the folders.
     """
-    todo = []
-    for name in names:
-        video, folder = root / name, frames / name
-        mark = {"video": name, "bytes": video.stat().st_size, "--every": every}
-        if folder.exists() or folder.is_symlink():
-            try:
-                found = json.loads((folder / MARK).read_text())
-            except (OSError, ValueError):
-                found = None
-            if found != mark:
-                of = f"frames of {found}" if found else "not what this script writes there"
-                refuse(f"{folder}: {of}; expected frames of {mark}. Move or remove it, or name other --frames.")
-        else:
-            part = part_of(folder)
-            if part.exists() and not (part / MARK).exists() and any(part.iterdir()):
-                refuse(f"{part}: not what this script writes there. Move or remove it, or name other --frames.")
-            todo.append((str(video), str(folder), mark))
-    pool, context = None, multiprocessing.get_context("spawn")
-    for video_file, folder_made, mark in tqdm(todo, unit=" videos", disable=not todo):
-        pool = pool or ProcessPoolExecutor(1, context, start_reader)
-        try:
-            read, expected = pool.submit(write_frames, video_file, folder_made, mark).result()
-        except (BrokenProcessPool, cv2.error):
-            pool, read, expected = None, 0, 0
-        shown = video_file if video_file.isprintable() else ascii(video_file)
-        if not read:
-            tqdm.write(f"unreadable: {shown}", file=sys.stderr)
-        elif read < 0.98 * expected:  # some containers only estimate the number
-            tqdm.write(f"cut: {shown}: {read} of {expected} frames could be read", file=sys.stderr)
-    if pool is not None:
-        pool.shutdown()
-
-
-def files_under(root: Path, endings: Sequence[str] = ENDINGS) -> tuple[list[str], Counter[str]]:
-    """Names of the images in a folder and below it, sorted; the same that `data.source = "folder"` finds.
-
-    Hidden ones are left out. Links to folders are followed, after the folders. The counter has what else is left out:
-    images of other formats and videos by their ending, broken links, and files that are no regular ones.
-    """
-    names, left_out, seen = [], Counter[str](), set()
-    folders, links = [""], list[str]()
+    names, seen, folders, links = [], set(), [""], list[str]()
     while folders or links:
         inside = folders.pop() if folders else links.pop(0)
         real = os.path.realpath(root / inside)
         entries = [] if real in seen else sorted(os.scandir(root / inside), key=lambda entry: entry.name)
         seen.add(real)
         for entry in entries:
-            ending = Path(entry.name).suffix.lower()
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or entry.name.lower() in OF_THE_SYSTEM:
                 continue
             if entry.is_dir():
                 (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
-            elif ending in endings and entry.is_file():
+            elif entry.name.lower().endswith(endings) and entry.is_file():
                 names.append(inside + entry.name)
-            elif ending in endings:
-                left_out["broken links" if entry.is_symlink() else "pipes or devices"] += 1
-            elif ending in (*NOT_READ, *VIDEOS):
-                left_out[ending] += 1
-    return sorted(names), left_out
-
-
-def listed(root: Path, endings: Sequence[str] = ENDINGS) -> list[str]:
-    """The names of `files_under` that can stand in the CSV, at least one; what is left out is printed."""
-    names, left_out = files_under(root, endings)
-    for name in names:
-        if not fits_in_a_line(name):
-            print(f"left out: {name!a}: expected a name in UTF-8 without line breaks", file=sys.stderr)
-    others = ", ".join(f"{count} {kind}" for kind, count in left_out.most_common())
-    remedy = " --frames FRAMES takes frames of videos." if endings == ENDINGS and left_out.keys() & VIDEOS else ""
     if not names:
-        found = f"no {', '.join(endings)} files in it or below it; found {others or 'none'}"
-        refuse(f"{root}: {found}. Check the path.{remedy}")
-    if others and endings == ENDINGS:
-        print(f"{root}: left out: {others}. Convert other images to JPEG or PNG.{remedy}", file=sys.stderr)
-    return [name for name in names if fits_in_a_line(name)]
-
-
-def fits_in_a_line(name: str) -> bool:
-    """Whether a name can stand in a line of the CSV: it has no line break and is UTF-8."""
-    return name.splitlines() == [name] and not any("\ud800" <= character <= "\udfff" for character in name)
+        refuse(f"{root}: no {', '.join(endings)} files in it or below it. Check the path.")
+    return sorted(names)
 
 
 def refuse(line: str) -> NoReturn:
@@ -328,215 +242,105 @@ def refuse(line: str) -> NoReturn:
     sys.exit(2)
 
 
-def begin(file: BinaryIO, job: dict[str, Any], *, has_rows: bool) -> None:
-    """Write down what is done. Refuse to add to the rows of another folder or of other options."""
-    try:
-        begun = json.loads(file.read() or "{}")
-    except (ValueError, RecursionError):
-        begun = None
-    if not isinstance(begun, dict) or (begun and begun.keys() != job.keys()):
-        refuse(f"{file.name}: not what this script writes there. Move or remove it, or name another OUT.csv.")
-    for key in begun if has_rows else ():
-        if begun[key] != job[key]:
-            refuse(
-                f"{file.name}: the boxes were begun with {key} {begun[key]}, not {job[key]}. Give the same, or "
-                "name another file. If only the folder has moved, remove this one."
-            )
-    file.seek(0)
-    file.write(json.dumps(job).encode() + b"\n")
-    file.truncate()
-    file.flush()
-
-
-def rows_in(content: bytes, file: str) -> list[list[str]]:
-    """The rows of OUT.csv or OUT.csv.part. Anything that this script would not write is refused."""
-    rows = []
-    try:
-        lines = csv.reader(content.decode("utf-8-sig").splitlines())
-        if (header := [cell.strip() for cell in next(lines, [])]) != COLUMNS and content:
-            refuse(f"{file}: line 1 is {','.join(header)[:80]!r}; expected {HEADER.strip()!r}. Name another OUT.csv.")
-        for row in filter(None, lines):
-            if len(row) < 6 or row[5].strip() not in HANDS:
-                expected = f"{', '.join(COLUMNS[:6])} and so on, with hand {', '.join(HANDS)}"
-                refuse(f"{file}, line {lines.line_num}: {','.join(row)[:80]!r}; expected {expected}. Mend this line.")
-            row[5] = row[5].strip()
-            rows.append(row)
-    except (UnicodeDecodeError, csv.Error) as error:
-        refuse(f"{file}: no CSV in UTF-8 ({error}). Mend it, or name another OUT.csv.")
-    return rows
-
-
-def rows_so_far(part: BinaryIO) -> list[list[str]]:
-    """The rows that a stopped run finished. A cut line, and the rows of the last image, are removed from the file."""
-    content, header = part.read(), HEADER.encode()
-    whole = content[: max(content.rfind(b"\n") + 1, len(header))]
-    rows = [] if header.startswith(content) else rows_in(whole, part.name)
-    finished = [row for row in rows if row[0] != rows[-1][0]]  # an image's rows stand together
-    part.seek(0)
-    part.write(header + as_csv(finished))
-    part.truncate()
-    return finished
-
-
-def replace_file(file: Path, content: bytes) -> None:
-    """Write a file, completely or not at all."""
-    new = file.with_name(f"boxes.{os.getpid()}.part")
-    with new.open("xb") as opened:
-        try:
-            opened.write(content)
-            opened.flush()
-            os.fsync(opened.fileno())
-            if file.exists():
-                shutil.copymode(file, new)
-            new.replace(file)
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
+def rows_in(file: Path) -> list[list[str]]:
+    """The rows of OUT.csv or of OUT.csv.part, if it exists."""
+    if not file.exists():
+        return []
+    text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    lines = list(csv.reader(io.StringIO(text, newline="")))
+    if not lines or [cell.strip() for cell in lines[0]] != COLUMNS:
+        refuse(f"{file}: line 1 is {text[:80]!r}; expected {HEADER.strip()!r}. Name another OUT.csv.")
+    return [line for line in lines[1:] if len(line) > 5]
 
 
 def as_csv(rows: Sequence[Sequence[str]]) -> bytes:
     """Rows as lines of a CSV."""
     text = io.StringIO()
     csv.writer(text).writerows(rows)
-    return text.getvalue().encode()
+    return text.getvalue().encode(errors="surrogateescape")
 
 
 def find_all(root: Path, names: Sequence[str], args: argparse.Namespace) -> Iterator[list[list[str]]]:
     """The rows of each image, in order, found by several processes.
 
-    When a process ends, the next images are searched one by one; the one that ends its process again is "unreadable".
+    When a process ends, its batch is halved until the image that ends it stands alone: that is "unreadable".
     """
-    files, done = [(str(root), name) for name in names], 0
-    window = 64 * CHUNK * args.jobs
-    while done < len(files):
+    size = BATCH * args.jobs
+    batches = [names[first : first + size] for first in range(0, len(names), size)][::-1]
+    pool = processes(args)
+    while batches:
+        batch = batches.pop()
         try:
-            with processes(args.jobs, args) as pool:
-                while done < len(files):
-                    for rows in pool.map(rows_of, files[done : done + window], chunksize=CHUNK):
-                        done += 1
-                        yield rows
+            found = list(pool.map(rows_of, [(str(root), name) for name in batch], chunksize=4))
         except BrokenProcessPool:
-            with processes(1, args) as pool:
-                pool.submit(os.getpid).result()  # raises if the detector does not start at all
-                for file in files[done : done + 2 * CHUNK * args.jobs]:
-                    done += 1
-                    try:
-                        rows = pool.submit(rows_of, file).result()
-                    except BrokenProcessPool:
-                        yield [row_without_hand(file[1], "unreadable")]
-                        break
-                    yield rows
+            pool = processes(args)
+            if len(batch) == 1:
+                yield [row_without_hand(batch[0], "unreadable")]
+            else:
+                batches += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
+        else:
+            yield from found
+    pool.shutdown()
 
 
-def processes(jobs: int, args: argparse.Namespace) -> ProcessPoolExecutor:
-    """Processes with a detector each."""
+def processes(args: argparse.Namespace) -> ProcessPoolExecutor:
+    """Processes with a detector each. A BrokenProcessPool if it does not start."""
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs, context, start_process, (args.confidence, args.hands))
-
-
-def path_given(text: str) -> Path:
-    """A path of the command line."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("the path is empty; is a variable not set?")
-    return Path(text)
+    pool = ProcessPoolExecutor(args.jobs, context, start_process, (args.confidence, args.hands))
+    pool.submit(os.getpid).result()
+    return pool
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Find hands in images or videos; write boxes and landmarks.")
-    kinds = "folder of .jpg, .png and .webp files; with --frames a video, or a folder of videos"
-    parser.add_argument("images", type=path_given, metavar="IMAGES", help=kinds)
-    parser.add_argument("out", type=path_given, metavar="OUT.csv", help="file of boxes, for data.box")
-    parser.add_argument("--frames", type=path_given, help="folder for the frames of videos, the data.root of OUT.csv")
+    parser.add_argument("images", type=Path, metavar="IMAGES", help="folder of images; with --frames of videos")
+    parser.add_argument("out", type=Path, metavar="OUT.csv", help="file of boxes, for data.box")
+    parser.add_argument("--frames", type=Path, help="folder for the frames of videos, the data.root of OUT.csv")
     parser.add_argument("--every", type=int, default=30, help="with --frames: take every n-th frame [30]")
     parser.add_argument("--confidence", type=float, default=0.5, help="least confidence of a hand, 0 to 1 [0.5]")
     parser.add_argument("--hands", type=int, default=4, help="most hands in an image [4]")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes [the cores]")
     args = parser.parse_args()
-    if not 0 <= args.confidence <= 1:
-        parser.error(f"--confidence {args.confidence}: expected 0 to 1")
-    if not (1 <= args.hands <= 100 and 1 <= args.jobs <= 1024):
-        parser.error(f"--hands {args.hands} --jobs {args.jobs}: expected 1 to 100 hands and 1 to 1024 processes")
-    if args.every < 1:
-        parser.error(f"--every {args.every}: expected 1 or more")
+    if not 0 <= args.confidence <= 1 or min(args.hands, args.jobs, args.every) < 1:
+        parser.error("expected a confidence of 0 to 1, and --hands, --jobs and --every of 1 or more")
     if args.out.suffix.lower() != ".csv":
         parser.error(f"{args.out}: expected a name that ends in .csv, as data.box reads it")
+    if not args.images.is_dir():
+        parser.error(f"{args.images}: expected a folder. Check the path")
     return args
 
 
 def main() -> None:
     """Find the hands of all images that OUT.csv does not have yet."""
     args = arguments()
-    root, videos, names = args.frames or args.images, list[str](), list[str]()
-    if args.frames and args.images.suffix.lower() in VIDEOS and args.images.is_file():
-        args.images, videos = args.images.parent, [args.images.name]
-    elif not args.images.is_dir():
-        kind = "a video or a folder of videos" if args.frames else "a folder of images, or --frames with a video"
-        refuse(f"{args.images}: expected {kind}. Check the path.")
-    elif args.frames:
-        videos = listed(args.images, VIDEOS)
-    else:
-        names = listed(root)
-    out = Path(os.path.realpath(args.out))
-    job_file, part_file = (out.with_name(out.name + ending) for ending in (".job", ".part"))
-    for file in (out, job_file, part_file):
-        if file.exists() and not file.is_file():
-            refuse(f"{file}: a folder, a pipe or a device; expected a file of this script. Name another OUT.csv.")
-    try:
-        rows_in(out.read_bytes() if out.exists() else b"", str(args.out))  # refused before a file is made
-        job_file.touch()
-        lock = job_file.open("r+b")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        refuse(f"{args.out}: another process writes this file. Wait for it, or name another file.")
-    except OSError as error:
-        refuse(f"{args.out}: {error.strerror}. Name a file that can be written.")
-    job = {"IMAGES": str(root.resolve()), "--confidence": args.confidence, "--hands": args.hands}
-    with lock:
-        content = out.read_bytes() if out.exists() else b""
-        rows = rows_in(content, str(args.out))
-        done = {row[0].removeprefix("./") for row in rows}
-        begun = part_file.exists() and part_file.stat().st_size > len(HEADER)
-        begin(lock, job, has_rows=bool(rows) or begun)
-        if videos:
-            take_frames(args.images, videos, args.frames, args.every)
-            names = listed(root)
-        part_file.touch()
-        with part_file.open("r+b") as part:
-            new = [row for row in rows_so_far(part) if row[0] not in done]
-            done |= {row[0] for row in new}
-            todo = [name for name in names if name not in done]
-            total = len(done) + len(todo)
-            with tqdm(total=total, initial=len(done), unit=" images", smoothing=0.02, mininterval=1) as progress:
-                for found in find_all(root, todo, args):
-                    part.write(as_csv(found))
-                    part.flush()
-                    new += found
-                    if found[0][5] == "unreadable":
-                        path = str(root / found[0][0])
-                        progress.write(f"unreadable: {path if path.isprintable() else ascii(path)}", file=sys.stderr)
-                    progress.update()
-        if new or not content:
-            content = content or HEADER.encode()
-            replace_file(out, content + b"\r\n" * (not content.endswith((b"\n", b"\r"))) + as_csv(new))
-        part_file.unlink()
-    rows += new
-    count = Counter(row[5] for row in rows)
-    images = len({row[0] for row in rows if row[5] in ("left", "right")})
-    print(
-        f"{args.out}: {count['left'] + count['right']} hands ({count['left']} left, {count['right']} right) in "
-        f"{images} images; {count['none']} images without a hand; {count['unreadable']} unreadable"
-    )
+    root, out, part = args.frames or args.images, args.out, args.out.with_name(args.out.name + ".part")
+    if args.frames:
+        take_frames(args.images, args.frames, args.every)
+    names = files_under(root, ENDINGS)
+    rows, new = rows_in(out), rows_in(part)
+    known = {row[0].removeprefix("./") for row in rows}
+    new = [row for row in new if row[0] not in (*known, new[-1][0])]  # the last image's rows may not be whole
+    todo = [name for name in names if name not in known.union(row[0] for row in new)]
+    with part.open("wb") as file, tqdm(total=len(names), initial=len(names) - len(todo), unit=" images") as progress:
+        file.write(HEADER.encode() + as_csv(new))
+        for found in find_all(root, todo, args):
+            file.write(as_csv(found))
+            file.flush()
+            new += found
+            progress.update()
+    part.write_bytes(HEADER.encode() + as_csv([*rows, *new]))
+    part.replace(out)
+    count = Counter(row[5].strip() for row in (*rows, *new))
+    print(f"{out}: {', '.join(f'{count[hand]} {hand}' for hand in ('left', 'right', 'none', 'unreadable'))}")
 
 
 if __name__ == "__main__":
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8
-        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main()
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on")
     except BrokenProcessPool:
-        sys.exit("a process ended, perhaps for lack of memory; the same command goes on, --jobs 1 needs least")
+        sys.exit("a process does not start, perhaps for lack of memory; the same command goes on, with fewer --jobs")
     except OSError as error:
-        refuse(f"{error.filename or 'OUT.csv'}: {error.strerror}. Check it; the same command then goes on.")
+        refuse(f"{error.filename}: {error.strerror}. Check it; the same command then goes on.")

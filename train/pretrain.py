@@ -89,7 +89,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             world=world,
         )
         self.own_work = self.exact.own_work
-        self._graph = StepGraph(self.network, self.own_work) if recorded else None
+        self._graph = StepGraph(self.exact) if recorded else None
 
     def build_network(self, encoder: EncoderConfig) -> ContrastiveNetwork:
         """Normalisation, encoder and projection head."""
@@ -126,14 +126,14 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return dict(zip(figures, read, strict=True))
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """Log sizes, backend and optimiser, and the sources' rows of a batch if there are several."""
+        """Log sizes, where pixels are made and optimiser, and the sources' rows of a batch if there are several."""
         whole = int((index.box_px[:, 2] == 0).sum())
         log.info(
-            "%d images%s, %d steps per epoch, %s backend on %s, %s, %s",
+            "%d images%s, %d steps per epoch, %s on %s, %s, %s",
             len(index),
             f", {'all' if whole == len(index) else whole} used whole, without a box" if whole else "",
             steps_per_epoch,
-            loader.settings.backend,
+            loader.settings.described,
             self.world.device,
             describe(self.optimizer),
             self.precision,
@@ -141,7 +141,8 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         train = self.config.train
         if train.cuda_graph and self._graph is None and self.world.device.type == "cuda":
             slow = ", and without it a compiled step may be slower than train.compile = false" if train.compile else ""
-            log.warning("train.cuda_graph has no effect on several ranks, or with a loss that takes keypoints%s", slow)
+            why = "a loss that takes keypoints, or with train.sync_batch_norm on several ranks"
+            log.warning("train.cuda_graph has no effect with %s%s", why, slow)
         if index.sources:
             rows = rows_per_batch([source.weight for source in index.sources], self.config.train.batch)
             parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]
@@ -185,9 +186,10 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
 
 def is_recorded(config: Config, world: World) -> bool:
-    """Whether steps are recorded as a CUDA graph: not exchanges of ranks, nor keypoints, which come from the host."""
-    on_one_gpu = world.device.type == "cuda" and world.world_size == 1
-    return config.train.cuda_graph and on_one_gpu and not config.loss.needs_keypoints
+    """Whether steps are recorded: not with keypoints, which come from the host, or with exchanges of SyncBatchNorm."""
+    exchanges_in_layers = config.train.sync_batch_norm and world.world_size > 1
+    possible = world.device.type == "cuda" and not config.loss.needs_keypoints and not exchanges_in_layers
+    return config.train.cuda_graph and possible
 
 
 def _bytes_of_batches(config: Config, world: World) -> int:

@@ -39,7 +39,7 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.machine.cores import available_cores
-from peclr_dali.machine.workers import start_worker
+from peclr_dali.machine.process import start_worker
 from peclr_dali.skeleton import hand_rows
 from peclr_dali.synthetic.hand import STUDIO, VARIED, draw_film, draw_hand, project, render_hand
 from peclr_dali.synthetic.photo import take_photo

@@ -1,11 +1,11 @@
-"""The fused path on GPUs: one Triton kernel halves, warps and jitters the views of a chunk, one launch for a size.
+"""Views "gpu": one Triton kernel halves, warps and jitters the views of a chunk, one launch for each size.
 
 The kernel runs behind the DALI graph, not as a node of it (`fn.python_function`). A node would need the GIL in DALI's
 threads, run on a stream of DALI, and write into memory of DALI, from which the views would be copied once more. Behind
 the graph the kernel writes into the training batch, on the loader's stream. Streams and memory are right because:
 
 1. `Pipeline.outputs()`, called without a stream, returns when the images are decoded. The kernel waits for nothing.
-2. The images are held until the kernel has finished, which a CUDA event says (`renderers.FusedViews`). DALI's dynamic
+2. The images are held until the kernel has finished, which a CUDA event says (`renderers.GpuViews`). DALI's dynamic
    executor (`dali_graph.py` asks for it) reuses the memory of an output only when nothing in Python refers to it.
 
 A halved image is never stored. A pixel of an image that was halved h times is the mean of 2^h x 2^h pixels, so a
@@ -13,15 +13,12 @@ bilinear sample of it is the mean of 4^h bilinear samples of the image itself. T
 launch, and no rounding between the halvings. A view shows a halved image at 0.7 to 1.4 times its size. So it reads each
 visible pixel of the image 2 to 8 times, for every h. All but the first of these reads can come from caches.
 
-This file imports Triton, so it is imported only where the fused path is used.
+This file imports Triton, so it is imported only where it is used.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +27,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
 from peclr_dali.pipelines.render.cpu_views import linear_map, view_to_source
 from peclr_dali.pipelines.to_device import to_device
@@ -72,26 +68,6 @@ def make_views(address: IntArray, plan: Plan, augmentations: Sequence[Augmentati
         with torch.cuda.device_of(outs[0]):  # type: ignore[no-untyped-call]
             tables = (to_device(np.concatenate(table), outs[0].device) for table in (places, numbers))
             _make_pixels[(programs,)](*tables, **given)
-
-
-def require_compiler() -> None:
-    """Check that Triton can compile the kernel and what starts it on a GPU.
-
-    Raises:
-        UserError: there is no C compiler, or Triton's folder for compiled kernels cannot be made.
-    """
-    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        raise UserError(
-            'pipelines.gpu_views = "fused" needs a C compiler: gcc and clang are missing, and CC is not set. Install '
-            'gcc, or set pipelines.gpu_views = "graph"'
-        )
-    try:
-        Path(triton.knobs.cache.dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f'pipelines.gpu_views = "fused": {triton.knobs.cache.dir}, where Triton keeps compiled kernels, cannot be '
-            f"made: {error.strerror}. Set TRITON_CACHE_DIR to a folder that can be written"
-        ) from error
 
 
 def constants(augmentation: Augmentation) -> dict[str, Any]:

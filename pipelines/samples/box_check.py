@@ -9,9 +9,9 @@ import logging
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import BoolArray, IntArray
 from peclr_dali.pipelines.samples.image_sizes import spread, upright_sizes_px
 from peclr_dali.pipelines.samples.index import Index
 
@@ -39,57 +39,43 @@ def check_boxes(index: Index) -> None:
     Raises:
         UserError: a box is not finite or has a negative side, or most boxes are impossible.
     """
-    box_px = index.box_px
-    x_px, y_px, side_px = np.ascontiguousarray(box_px.T)  # three times as fast, of millions
+    x_px, y_px, side_px = np.ascontiguousarray(index.box_px.T)  # three times as fast, of millions
     sound = (np.abs(x_px) <= _LARGEST_PX) & (np.abs(y_px) <= _LARGEST_PX) & (side_px >= 0) & (side_px <= _LARGEST_PX)
-    if not sound.all():
-        broken = ~sound  # also true for NaN
-        row = int(broken.argmax())
+    if not sound.all():  # also of NaN
+        where = _in_words(index, int(sound.argmin()))
         raise UserError(
-            f"{index.root}: {broken.sum()} of {len(index)} boxes are not valid, first that of {index.paths[row]}: "
-            f"centre {box_px[row, 0]:g}, {box_px[row, 1]:g} and side {box_px[row, 2]:g}; expected finite pixels and a "
-            "side of 0 or more. Mend the boxes, or the labels that they are made from."
+            f"{index.root}: {(~sound).sum()} of {len(index)} boxes are not valid, first that of {where}; expected "
+            "finite pixels and a side of 0 or more. Mend the boxes, or the labels that they are made from."
         )
     boxed = np.flatnonzero(side_px > 0)
-    if not len(boxed):
-        return
     small = side_px < LEAST_SIDE_PX
     before = np.minimum(x_px, y_px) + side_px / 2 <= 0  # wholly left of any image, or above it
-    _warn_or_raise(index, boxed, (small | before)[boxed], small[boxed], "boxes")
-    rows = boxed[spread(index, len(boxed), _SAMPLED)]
+    _warn_or_raise(index, boxed, (small | before)[boxed], "boxes")
+    rows = boxed[spread(len(boxed), _SAMPLED)]
     size_px = upright_sizes_px(index, rows)[:, ::-1]  # width, height
     known = size_px[:, 0] > 0
     rows, size_px = rows[known], size_px[known]
-    start_px = box_px[rows, :2] - box_px[rows, 2:] / 2
-    far = (start_px >= size_px).any(axis=1) | (box_px[rows, 2] > _MOST_SIDES * size_px.max(axis=1, initial=0))
-    _warn_or_raise(
-        index, rows, far, np.zeros(len(rows), bool), "boxes that were compared with the size of their images"
-    )
+    start_px = index.box_px[rows, :2] - side_px[rows, None] / 2
+    far = (start_px >= size_px).any(axis=1) | (side_px[rows] > _MOST_SIDES * size_px.max(axis=1, initial=0))
+    _warn_or_raise(index, rows, far, "boxes that were compared with the size of their images")
 
 
-def _warn_or_raise(
-    index: Index,
-    rows: npt.NDArray[np.int64],
-    impossible: npt.NDArray[np.bool_],
-    small: npt.NDArray[np.bool_],
-    what: str,
-) -> None:
-    """Raise or warn. `rows` (N,) of the index were checked; `impossible` and `small` (N,) mark their boxes."""
+def _warn_or_raise(index: Index, rows: IntArray, impossible: BoolArray, what: str) -> None:
+    """Raise or warn. `rows` (N,) of the index were checked; `impossible` (N,) marks their boxes."""
     count = int(impossible.sum())
     if not count:
         return
-    row = int(rows[impossible.argmax()])
-    x_px, y_px, side_px = index.box_px[row].tolist()
-    found = (
-        f"{index.root}: {count} of {len(rows)} {what} show nothing of their images, that of {index.paths[row]} the "
-        f"first: x {x_px - side_px / 2:g} to {x_px + side_px / 2:g}, y {y_px - side_px / 2:g} to {y_px + side_px / 2:g}"
-    )
+    where = _in_words(index, int(rows[impossible.argmax()]))
+    found = f"{index.root}: {count} of {len(rows)} {what} show nothing of their images, first that of {where}"
     if 2 * count <= len(rows):
         log.warning("%s; their views are of one colour. Mend or remove these boxes", found)
         return
-    cause = "Expected pixels of the image as displayed. Do they belong to images of another size, or to other images?"
-    if 2 * int(small.sum()) > count:
-        cause = (
-            "They look like fractions of the image, expected are pixels: multiply x by the width and y by the height."
-        )
-    raise UserError(f"{found}. {cause}")
+    raise UserError(
+        f"{found}. Expected pixels of the image as displayed. Are these fractions of the image, or do they belong to "
+        "images of another size?"
+    )
+
+
+def _in_words(index: Index, row: int) -> str:
+    x_px, y_px, side_px = index.box_px[row].tolist()
+    return f"{index.paths[row]}: centre {x_px:g}, {y_px:g} and side {side_px:g}"

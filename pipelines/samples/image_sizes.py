@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -16,9 +17,6 @@ from peclr_dali.pipelines.samples.index import Index
 
 _SAMPLED: Final = 32
 """Number of images whose size is read."""
-
-_PLACES: Final = 4
-"""Number of places in data at an address where images are read."""
 
 
 def read_upright_size_px(read: Callable[[], bytes]) -> tuple[int, int] | None:
@@ -37,20 +35,15 @@ def upright_sizes_px(index: Index, rows: IntArray) -> IntArray:
     return np.array(sizes_px, np.int64).reshape(-1, 2)
 
 
-def spread(index: Index, count: int, most: int) -> IntArray:
-    """At most `most` of the numbers below `count`, evenly spread.
-
-    Of data at an address, a shard is downloaded for each image that is read. There they are runs at a few places.
-    """
-    runs = min(count, most)
-    if index.store is not None and index.store.is_remote:
-        runs = min(runs, _PLACES)
-    length = min(count, most) // max(runs, 1)
-    starts = np.linspace(0, count - length, runs).astype(np.int64)
-    return np.unique(starts[:, None] + np.arange(length))
+def spread(count: int, most: int) -> IntArray:
+    """At most `most` of the numbers below `count`, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
-def largest_pixels(index: Index) -> int:
-    """Number of pixels of the largest image in a sample of the index, as it is stored; 0 if none can be read."""
-    sizes_px = upright_sizes_px(index, spread(index, len(index), _SAMPLED))
-    return int(sizes_px.prod(axis=1).max(initial=0))
+def sampled_sizes_px(index: Index) -> IntArray:
+    """Heights and widths (N, 2) of a sample of the index's images, as they are stored; those that can be read."""
+    sizes_px = []
+    for row in spread(len(index), _SAMPLED).tolist():
+        with suppress(OSError, BadImage):
+            sizes_px.append(check_image(index.read(row)).size_px)
+    return np.array(sizes_px, np.int64).reshape(-1, 2)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import pkgutil
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 
@@ -46,7 +44,7 @@ def _load(config: DataConfig, verify: bool) -> Index:
         check_boxes(index)
         left = None
         if config.bad_list is not None:
-            left = rows_not_listed(index, Path(config.bad_list), partial(_whole, config))
+            left = rows_not_listed(index, Path(config.bad_list))
     if config.label_fraction < 1:
         chosen = np.flatnonzero(in_fraction(index.groups, config.label_fraction, seed=config.label_seed))
         left = chosen if left is None else np.intersect1d(chosen, left)
@@ -55,23 +53,6 @@ def _load(config: DataConfig, verify: bool) -> Index:
     box_px = index.box_px.copy()
     box_px[:, 2] *= config.box_margin
     return dataclasses.replace(index, box_px=box_px, partners=partners_of(index, config))
-
-
-_CHOICES: Final = ("split", "part", "versions", "label_fraction", "bad_list", "box", "center_frac")
-"""Keys that choose images of a dataset, or what is taken of them."""
-
-
-def _whole(config: DataConfig) -> Iterator[Index]:
-    """Load the whole dataset of a configuration, in as many indices as its layout needs."""
-    if config.source == "shards":
-        yield _load_source(dataclasses.replace(config, split="all"), verify=False)
-        return
-    choices: tuple[dict[str, Any], ...] = ({}, {"split": "val"}, {"part": "evaluation"})
-    defaults = DataConfig()
-    chosen = {name: getattr(defaults, name) for name in _CHOICES}
-    for choice in choices:  # in YouTube3DHands, "all" does not include "val"
-        with suppress(UserError):  # the dataset has no such part or split
-            yield _load_source(dataclasses.replace(config, **{**chosen, **choice}), verify=False)
 
 
 def _load_source(config: DataConfig, verify: bool) -> Index:

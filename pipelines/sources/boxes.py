@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -197,11 +198,11 @@ def _rows(file: Path) -> Iterator[_Row]:
         )
     remedy = "Mend it, or give the path of another .csv or .json file."
     with dataset_file(file, "a file of boxes in UTF-8", remedy) as path:
-        yield from read(file, path.read_text(encoding="utf-8-sig"))
+        yield from read(file, path.read_bytes().decode("utf-8-sig", errors="surrogateescape"))
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
-    lines = csv.reader(text.splitlines())
+    lines = csv.reader(io.StringIO(text, newline=""))
     header = tuple(cell.strip() for cell in next(lines, []))
     if header not in _HEADERS:
         raise UserError(

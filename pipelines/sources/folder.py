@@ -17,20 +17,23 @@ from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
 from peclr_dali.pipelines.sources.boxes import with_boxes
 from peclr_dali.pipelines.sources.subsets import refuse_split
 
-IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")
+IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 _BROKEN_LINK: Final = "broken links"
 _KINDS_NAMED: Final = 5
 _NOT_READ: Final = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
 """Endings of images that the data path cannot decode."""
 
+_OF_THE_SYSTEM: Final = ("@eadir", "$recycle.bin", "thumbs.db")
+"""Files and folders, in small letters, that systems put among images: thumbnails and what was deleted."""
+
 log = logging.getLogger(__name__)
 
 
 def load_folder(config: DataConfig) -> Index:
-    """List all JPEG, PNG and WebP files under a folder, sorted by name.
+    """List all JPEG (also .jfif and .jpe), PNG and WebP files under a folder, sorted by name.
 
-    Hidden files and folders are left out. Links to folders are followed; each real folder is read once. Broken links
-    and images of other formats are left out and counted in one warning.
+    Hidden files and folders are left out, and those of the system such as @eaDir. Links to folders are followed; each
+    real folder is read once. Broken links and images of other formats are left out and counted in one warning.
 
     Paths of the index, and names in a file of boxes (see `read_boxes`), are relative to `data.root`. Images
     without a box are used whole. If the file says which hand a box shows, each of its hands is a sample, left ones are
@@ -80,7 +83,7 @@ def files_under(root: Path, endings: tuple[str, ...]) -> tuple[list[str], Counte
             seen.add((status.st_dev, status.st_ino))
             with os.scandir(root / inside) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
-                    if entry.name.startswith("."):
+                    if entry.name.startswith(".") or entry.name.lower() in _OF_THE_SYSTEM:
                         others["hidden"] += 1
                     elif entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110  never raises
                         others[_BROKEN_LINK] += 1

@@ -34,7 +34,7 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.steps.exact import keypoints_of_pairs
 from tests.command_line import run_cli
-from tests.pipelines.harness import BACKENDS, SMALL, Backend, assert_equal, jpeg, load, smooth_image, write_jpegs
+from tests.pipelines.harness import RENDERERS, SMALL, RendererName, assert_equal, jpeg, load, smooth_image, write_jpegs
 from tests.pipelines.test_loader import UNDECODABLE
 from tests.train import tiny_hands
 
@@ -104,16 +104,16 @@ def test_every_admissible_partner_is_drawn_alike() -> None:
     np.testing.assert_array_equal(draw_partners(7, 1, np.array([5, 3, 1999])), drawn[2000:][[5, 3, 1999]])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_each_view_shows_its_image_and_nothing_else_changes(folder: Index, backend: Backend) -> None:
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_each_view_shows_its_image_and_nothing_else_changes(folder: Index, renderer: RendererName) -> None:
     """View 1 has the bits that view 1 of a loader over the partners has; view 0 those of a loader without pairs."""
     small, large = SMALL, Augmentation(GeometryConfig(side_px=24), ColourConfig(jitter="linear"))
     for kinds in ([small, small], [small, large, large]):
-        pairs = load(folder, kinds, backend=backend, last=3, chunk=7)
-        alone = load(dataclasses.replace(folder, partners=None), kinds, backend=backend, last=3)
+        pairs = load(folder, kinds, views=renderer, last=3, chunk=7)
+        alone = load(dataclasses.replace(folder, partners=None), kinds, views=renderer, last=3)
         samples = torch.cat([batch.samples for batch in pairs]).numpy()
         of_partners = EpochOrder(61, 60, seed=5, fixed=samples[:, 1])
-        seconds = load(dataclasses.replace(folder, partners=None), kinds, backend=backend, last=3, order=of_partners)
+        seconds = load(dataclasses.replace(folder, partners=None), kinds, views=renderer, last=3, order=of_partners)
         for made, first, second in zip(pairs, alone, seconds, strict=True):
             for number, sources in enumerate([first, second, first][: len(kinds)]):
                 assert_equal(only(made, number), only(sources, number))
@@ -144,8 +144,8 @@ def test_pairs_do_not_depend_on_chunks_ranks_or_restarts(folder: Index) -> None:
             assert torch.equal(batch.views[1].image, torch.cat([share[step].views[1].image for share in shares]))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_bad_partner_gives_way_to_the_next_and_at_last_to_the_image(backend: Backend, tmp_path: Path) -> None:
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_a_bad_partner_gives_way_to_the_next_and_at_last_to_the_image(renderer: RendererName, tmp_path: Path) -> None:
     """Groups of one good image, of a good one with a bad one, and of two good ones among bad ones."""
     rng = np.random.default_rng(0)
     good = [jpeg(smooth_image(rng, 40, 56, 3)) for _ in range(4)]
@@ -158,7 +158,7 @@ def test_a_bad_partner_gives_way_to_the_next_and_at_last_to_the_image(backend: B
     order = EpochOrder(8, 4, seed=0, fixed=np.array([0, 1, 3, 6]))
     expected = {0: 0, 1: 1, 3: 6, 6: 3}
     met = set()
-    for batch in load(index, batch=4, order=order, last=20, backend=backend, chunk=2):
+    for batch in load(index, batch=4, order=order, last=20, views=renderer, chunk=2):
         assert dict(batch.samples.tolist()) == expected
         assert sorted(batch.images.tolist()) == [0, 1, 3, 3, 6, 6]
         met |= set(batch.bad.tolist())

@@ -85,11 +85,10 @@ def test_a_prediction_has_17_points_and_no_depth(
 ) -> None:
     assert run_cli("predict", str(runs[1]), str(people / "images" / "0003.jpg"), "--out", str(tmp_path)) == 0
     assert "the poses have only 2D keypoints: the network was trained without depths" in capsys.readouterr().out
-    said = json.loads((tmp_path / "0003.json").read_text())
-    assert said["keypoints"] == list(BODY.keypoints)
-    assert np.shape(said["keypoints_px"]) == (17, 2)
-    assert (said["skeleton"], said["joints"]) == ("body", None)
-    assert "the body" in said["note"]
+    said = json.loads((tmp_path / "predictions.json").read_text())
+    assert (said["skeleton"], said["keypoints"]) == ("body", list(BODY.keypoints))
+    (one,) = said["predictions"]
+    assert (np.shape(one["keypoints_px"]), one["joints"]) == ((17, 2), None)
     assert (tmp_path / "0003.png").exists()
 
 

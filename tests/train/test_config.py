@@ -51,16 +51,6 @@ def test_the_resolved_file_gives_the_same_configuration(tmp_path: Path) -> None:
     assert load(files=[file]) == config
 
 
-def test_a_file_of_an_earlier_version_gives_the_same_configuration(tmp_path: Path) -> None:
-    """Such as config.toml of a run that is continued. networks/hand_rn18.safetensors has the old key too."""
-    file = tmp_path / "config.toml"
-    config = load("pipelines.backend=cpu")
-    now, then = '[pipelines]\nbackend = "cpu"\n', '[pipelines]\ndecoder_memory = "off"\nbackend = "opencv"\n'
-    assert now in to_toml(config)
-    file.write_text(to_toml(config).replace(now, then))
-    assert load(files=[file]) == load("pipelines.backend=opencv") == config
-
-
 @pytest.mark.parametrize(
     "file",
     sorted(
@@ -73,7 +63,7 @@ def test_a_file_of_an_earlier_version_gives_the_same_configuration(tmp_path: Pat
 def test_shipped_configurations_are_valid(file: Path) -> None:
     tunes = file.stem.startswith("finetune") or "finetune -c" in file.read_text()
     config = load_config(FinetuneConfig, [file], []) if tunes else load_config(Config, [file], [])
-    assert (config.pipelines.gpu_views == "fused") is (file.parent.name == "cards")  # elsewhere the reference
+    assert (config.pipelines.decoder, config.pipelines.views) == ("auto", "auto")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +72,7 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
         ("batch=1", "--set batch=1: unknown key batch: did you mean train.batch?"),
         ("train.batch=1", "greater than or equal to 2"),
         ("geometry.rotation_deg=45", "geometry.rotation_deg = 45"),
-        ("pipelines.backend=fast", "'auto', 'dali' or 'cpu'"),
+        ("pipelines.views=fast", "'auto', 'cpu', 'gpu' or 'dali'"),
         ("loss.name=vireg", "loss.name = 'vireg': input should be 'nt_xent' or 'weighted_nt_xent' or 'vicreg'"),
         ("loss.name=[1]", "loss.name = [1]: input should be 'nt_xent' or 'weighted_nt_xent' or 'vicreg'"),
         ("loss.temprature=1", "unknown key loss.temprature: did you mean loss.temperature?"),

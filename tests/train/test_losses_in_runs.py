@@ -22,8 +22,8 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.report.charts import pretraining_charts
 from peclr_dali.train.report.contents import read_runs
-from peclr_dali.train.report.curves import pretraining_curves
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import narrow_resnet18
 
@@ -52,8 +52,8 @@ def test_vicreg_trains_on_one_rank_as_on_two(images: Path, tmp_path: Path) -> No
         weighted = 25 * one["invariance"] + 25 * one["variance"] + 2 * one["covariance"]
         assert one["loss"] == pytest.approx(weighted, rel=1e-10)
     assert (outs[2] / "loss.png").stat().st_size > 0
-    (curves,) = pretraining_curves(read_runs(list(outs.values())))
-    assert curves.charts[0].title == "VICReg loss"
+    (section,) = pretraining_charts(read_runs(list(outs.values())))
+    assert section.pictures[0].alt == "VICReg loss"
 
 
 def test_weighted_nt_xent_trains_on_pairs_on_one_rank_as_on_three(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import click
 
 from peclr_dali.errors import UserError
-from peclr_dali.errors.refused import as_size
+from peclr_dali.errors.terminal import as_size
 from peclr_dali.train.commands import options
 from peclr_dali.train.commands.options import (
     COUNT,

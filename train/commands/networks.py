@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands.options import COUNT, FILE, PATH, FiniteRange, config_options, say
+from peclr_dali.train.commands.options import COUNT, FILE, PATH, FiniteRange, IntegerRange, config_options, say
 
 
 @click.command()
@@ -78,6 +78,16 @@ def evaluate(
         say(f"{file}")
 
 
+class NumberOrNone(click.ParamType):
+    """A number of things, or the word "none", which is 0."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """See `click.ParamType`."""
+        return 0 if value == "none" else int(IntegerRange(1, 10**9).convert(value, param, ctx))
+
+
 @click.command()
 @click.argument("run", type=PATH)
 @click.argument("images", nargs=-1, required=True, metavar="IMAGE...")
@@ -97,13 +107,26 @@ def evaluate(
     help="Length of the reference bone in metres; the pose is then in metres. A hand's reference bone is the first "
     "phalanx of the middle finger.",
 )
+@click.option(
+    "--pictures",
+    default=None,
+    type=NumberOrNone(),
+    metavar="N|none",
+    help="Draw the first N predictions, or none of them.  [default: all]",
+)
 def predict(
-    run: Path, images: Sequence[str], out: Path, box: str | None, intrinsics: Path | None, scale_m: float | None
+    run: Path,
+    images: Sequence[str],
+    out: Path,
+    box: str | None,
+    intrinsics: Path | None,
+    scale_m: float | None,
+    pictures: int | None,
 ) -> None:
-    """Predict the pose in each IMAGE (files, folders, patterns) with the fine-tuned RUN; draw it and write JSON.
+    """Predict the pose in each IMAGE (files and folders) with the fine-tuned RUN; draw it and write predictions.json.
 
     \b
-      python cli.py predict networks/hand_rn18.safetensors hand.jpg
+      python cli.py predict networks/hand_photos_rn18.safetensors hand.jpg
       python cli.py predict runs/finetune_rn50 photo.jpg --box 420,310,760,640 --intrinsics camera.json --scale-m 0.03
       python cli.py predict runs/finetune_rn50 photos/ --box boxes.csv
 
@@ -112,6 +135,7 @@ def predict(
     OUT` shows all on one page, with hands of the same shape beside each other.
     """
     from peclr_dali.train.pose.predict import predict as run_prediction
+    from peclr_dali.train.pose.predictions import FILE
     from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
@@ -119,18 +143,27 @@ def predict(
     box_px = _box_px(box) if box is not None and boxes is None else None
     with progress_bar("predicting") as progress:
         done = run_prediction(
-            run, images, out, box_px=box_px, boxes=boxes, intrinsics=intrinsics, scale_m=scale_m, progress=progress
+            run,
+            images,
+            out,
+            box_px=box_px,
+            boxes=boxes,
+            intrinsics=intrinsics,
+            scale_m=scale_m,
+            drawings=pictures,
+            progress=progress,
         )
-    for result in done.predictions:
-        say(f"{result.picture}")
-        if result.box_needed != "no":
-            say(f"  {result.note}")
-    first = done.predictions[0]
-    if first.joints is None:
+    drawn = sum(one.drawing is not None for one in done.predictions)
+    say(f"{out / FILE}: {len(done.predictions)} poses, {drawn} of them drawn beside it")
+    if box is None:
+        one = done.skeleton.name
+        say(f"each whole picture was taken as the surroundings of a {one}: right if the {one} fills about half of it")
+        say("or more. Nothing here detects hands: else give --box x0,y0,x1,y1, or a file of boxes")
+    if done.predictions[0].joints is None:
         say("the poses have only 2D keypoints: the network was trained without depths")
     elif scale_m is None:
-        say(f"poses are scale-normalised: {first.skeleton.reference_bone_words} has length 1. --scale-m gives metres")
-    if intrinsics is None and first.joints is not None:
+        say(f"poses are scale-normalised: {done.skeleton.reference_bone_words} has length 1. --scale-m gives metres")
+    if intrinsics is None and done.predictions[0].joints is not None:
         say("the focal length is assumed to be the picture's longer side: set the true camera with --intrinsics")
     for line in done.unreadable:
         say(f"left out: {line}", err=True)
@@ -141,9 +174,12 @@ def predict(
 def _box_px(text: str) -> tuple[float, float, float, float]:
     try:
         x0, y0, x1, y1 = (FiniteRange(-1e6, 1e6)(edge) for edge in text.split(","))
+        if not (x0 < x1 and y0 < y1):
+            raise ValueError
     except (ValueError, click.BadParameter):
         raise UserError(
-            f"--box {text}: expected four numbers x0,y0,x1,y1 in pixels, such as 40,30,180,170, or a .csv or .json file"
+            f"--box {text}: expected x0,y0,x1,y1 in pixels with x0 < x1 and y0 < y1, such as 40,30,180,170, or a .csv "
+            "or .json file"
         ) from None
     return x0, y0, x1, y1
 
@@ -152,11 +188,8 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
 @click.argument("runs", nargs=-1, type=PATH, metavar="[RUN]...")
 @click.option("--out", default="report.html", show_default=True, type=FILE, help="File of the page.")
 @click.option("--predictions", default=None, type=PATH, help="Folder with results of predict.")
-@click.option("--classification", default=None, type=PATH, help="Folder with results of classify.")
 @click.option("--title", default=None, help="Title of the page.")
-def report(
-    runs: Sequence[Path], out: Path, predictions: Path | None, classification: Path | None, title: str | None
-) -> None:
+def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str | None) -> None:
     """Write one page about RUNs, the folders of pre-training and fine-tuning. The page contains its pictures.
 
     \b
@@ -165,40 +198,34 @@ def report(
       python cli.py report runs/peclr_rn50 runs/finetune runs/from_scratch --predictions predictions
       python cli.py report --predictions predictions
 
-    It shows losses, results of evaluate and classify, views, predictions and the worst poses, as far as the folders
-    have them; without a RUN, predictions or classifications alone. For the first pre-training run it also computes the
-    nearest neighbours of a few images, before and after pre-training; this needs the run's checkpoint and images.
+    It shows losses, results of evaluate, views, predictions and the worst poses, as far as the folders have them;
+    without a RUN, predictions alone. For the first pre-training run it also computes the nearest neighbours of a few
+    images, before and after pre-training; this needs the run's checkpoint and images.
     """
     from peclr_dali.train.report.write import write_report
 
-    write_report(runs, out, predictions=predictions, classification=classification, title=title)
+    write_report(runs, out, predictions=predictions, title=title)
     say(f"{out}")
 
 
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("out", type=FILE)
-@click.option(
-    "--to",
-    type=click.Choice(["ours", "published"]),
-    default="ours",
-    show_default=True,
-    help="Format of OUT: this project's, or that of the authors' published files.",
-)
-def convert(source: Path, out: Path, to: Any) -> None:
-    """Convert weights of PeCLR's authors in SOURCE to this project's format, or a run of this project to theirs.
+def convert(source: Path, out: Path) -> None:
+    """Convert weights of PeCLR's authors in SOURCE to this project's format.
 
     \b
       python cli.py convert peclr_rn50_yt3dh_fh.pth encoder.safetensors
       python cli.py convert rn50_peclr_yt3d-fh_pt_fh_ft.pth pose.pth
-      python cli.py convert runs/finetune theirs.pth --to published
 
     Names and shapes are checked. No code in the file is run. A published pose network becomes a checkpoint that
     evaluate, predict and export take as a run.
     """
+    from peclr_dali.train.runs.log import configure_logging
     from peclr_dali.train.weights.convert import convert as run
 
-    say(run(source, out, to))
+    configure_logging()
+    say(run(source, out))
 
 
 @click.command()

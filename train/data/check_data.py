@@ -1,28 +1,48 @@
-"""The `check-data` command: decodes every image once and lists those that cannot be used."""
+"""The `check-data` command: decodes every image once and lists those that cannot be used.
+
+The structure of every file is checked before, but a bug in the decoder may still end its process. So it runs in a
+process of its own; when that ends, halves of its images go to new processes, until one image is left.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import torch
 
+from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, each_source
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
-from peclr_dali.pipelines.render.decoder_process import LIMIT_S, DaliDecoder, Decoder, DecoderProcess
+from peclr_dali.pipelines.render.chunk import chunk_of
+from peclr_dali.pipelines.render.runner import FileDecoder
 from peclr_dali.pipelines.render.settings import Settings, choose_settings
 from peclr_dali.pipelines.samples.bad_list import write_bad_list
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.store import in_order
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.writing import refuse_existing
+
+DOES_NOT_DECODE: Final = "its compressed data does not decode"
+ENDS_THE_DECODER: Final = "ends the decoder's process, or keeps it busy for minutes"
+
+LIMIT_S: Final = 60
+"""Seconds for a chunk, plus one for each image; a process that takes longer is ended."""
+
+Decoder = Callable[[Sequence[ImageFile]], Sequence[bool]]
+"""N files -> N times whether it decodes."""
+
+_decoder: Decoder
+"""The decoder of this process."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +69,21 @@ def check_data(
     *,
     device: torch.device,
     progress: Callable[[int, int], None],
-    make_decoder: Callable[[Settings], Decoder] = DaliDecoder,
-    limit_s: float = LIMIT_S,
+    make_decoder: Callable[[Settings], Decoder] | None = None,
+    limit_s: int = LIMIT_S,
 ) -> list[Checked]:
     """Decode every image of a configuration's sources, whole, with the decoder that a run uses.
 
-    The decoder runs in a separate process, see `DecoderProcess`: an image that kills it is listed like others.
+    The decoder's process is forked from a fork server, so a script needs `if __name__ == "__main__"`.
 
     Args:
         data: one or several sources. Several get a list each: `out` with a number before its ending.
         progress: called with (images done, images in all).
-        make_decoder: makes the decoder, in its process.
-        limit_s: seconds for a batch, plus one for each image.
+        make_decoder: makes the decoder, in its process; it has to be importable. None: `DaliDecoder`.
+        limit_s: seconds for a chunk, plus one for each image.
 
     Raises:
-        UserError: a list exists already, or the data cannot be read at all.
+        UserError: a list exists already, the data cannot be read at all, or the decoder does not start.
     """
     sources = each_source(data)
     lists = {"data": out}  # key: table of the configuration
@@ -71,70 +91,114 @@ def check_data(
         lists = {f"data.{number}": out.with_suffix(f".{number}{out.suffix}") for number in range(len(sources))}
     refuse_existing(lists.values())  # before the work, which may take hours
     # All files: without an earlier list of bad files, and with all labels.
-    indices = [load_index(replace(one, bad_list=None, label_fraction=1.0), verify=True) for one in sources]
-    total, done, checked = sum(map(len, indices)), 0, []
-
-    def advance(here: int) -> None:
-        progress(done + here, total)
-
-    for (name, file), index in zip(lists.items(), indices, strict=True):
+    indices = [load_index(replace(one, bad_list=None, label_fraction=1.0)) for one in sources]
+    done, checked = 0, []
+    for (key, file), index in zip(lists.items(), indices, strict=True):
         settings = choose_settings(index, pipelines, device, rows=len(index))
-        with closing(DecoderProcess(partial(make_decoder, settings), limit_s=limit_s)) as decoder:
-            reasons = _bad_files(index, settings, decoder, advance)
-        of_paths = {index.paths[row]: reason for row, reason in sorted(reasons.items())}
-        write_bad_list(file, of_paths, checked=len(index))
-        checked.append(Checked(name, index, of_paths, len(reasons), file))
-        done += len(index)
+        process = DecoderProcess(make_decoder or DaliDecoder, settings, limit_s)
+        bad: dict[int, str] = {}
+        with ThreadPoolExecutor(settings.threads) as pool:
+            for first in range(0, len(index), settings.chunk_size):
+                rows = range(first, min(first + settings.chunk_size, len(index)))
+                read = dict(zip(rows, pool.map(partial(_read, index), rows), strict=True))
+                bad |= {row: reason for row, reason in read.items() if isinstance(reason, str)}
+                files = {row: file for row, file in read.items() if isinstance(file, ImageFile)}
+                bad |= process.faults(files)
+                done += len(rows)
+                progress(done, sum(map(len, indices)))
+        process.close()
+        reasons = {index.paths[row]: reason for row, reason in sorted(bad.items())}
+        write_bad_list(file, reasons, checked=len(index))
+        checked.append(Checked(key, index, reasons, len(bad), file))
     return checked
 
 
-def _bad_files(
-    index: Index, settings: Settings, decoder: DecoderProcess, progress: Callable[[int], None]
-) -> dict[int, str]:
-    """Row -> reason for each sample whose file cannot be used."""
-    reasons: dict[int, str] = {}
-    done = 0
-    for found, samples, files in _read_ahead(index, settings):
-        undecodable = decoder.faults(files) if files else {}
-        reasons |= found | {samples[place]: reason for place, reason in undecodable.items()}
-        done += len(found) + len(samples)
-        progress(done)
-    return reasons
+def _read(index: Index, row: int) -> ImageFile | str:
+    """A sample's file, or why it must not reach the decoder."""
+    try:
+        return check_image(index.read(row))
+    except OSError as error:
+        return error.strerror or str(error)
+    except BadImage as error:
+        return str(error)
 
 
-_Read = tuple[dict[int, str], list[int], list[ImageFile]]
-"""Samples that were read: row -> reason for those that must not reach the decoder; rows and files of the others."""
+class DaliDecoder:
+    """Decodes whole images as the data path does."""
+
+    def __init__(self, settings: Settings) -> None:
+        whole = replace(settings, regions=False)
+        self._many, self._one = FileDecoder(whole), FileDecoder(replace(whole, chunk_size=1))
+
+    def __call__(self, files: Sequence[ImageFile]) -> list[bool]:
+        """For each of at most `settings.chunk_size` files, whether it decodes.
+
+        Raises:
+            UserError: one does not, and the machine is at fault, as without memory.
+        """
+        if self._many.error(chunk_of(files)) is None:
+            return [True] * len(files)
+        return [self._one.decodes(chunk_of([file])) for file in files]
 
 
-def _read_ahead(index: Index, settings: Settings) -> Iterator[_Read]:
-    """Read all samples in batches; as many batches at once as the decoder has threads."""
-    steps = in_order(len(index), settings.chunk_size)
-    batches = (rows.tolist() for rows in steps)
-    prefetch = index.prefetch(lambda: iter(steps))
-    with ThreadPoolExecutor(settings.threads, thread_name_prefix="read") as pool:
-        reading = deque(pool.submit(_read, index, rows) for rows in islice(batches, settings.threads))
+class DecoderProcess:
+    """A process that decodes, replaced by a new one when it ends."""
+
+    def __init__(self, make_decoder: Callable[[Settings], Decoder], settings: Settings, limit_s: int) -> None:
+        self._start, self._limit_s = (make_decoder, settings), limit_s
+        self._pool: ProcessPoolExecutor | None = None
+
+    def faults(self, files: dict[int, ImageFile]) -> dict[int, str]:
+        """Decode files by number. Returns number -> reason for those that cannot be used.
+
+        Raises:
+            UserError: a process does not start.
+        """
+        if not files:
+            return {}
+        pool, numbers = self._running(), list(files)
         try:
-            while reading:
-                read = reading.popleft().result()
-                reading.extend(pool.submit(_read, index, rows) for rows in islice(batches, 1))
-                prefetch.done()
-                yield read
-        finally:
-            prefetch.close()
-            pool.shutdown(cancel_futures=True)
-
-
-def _read(index: Index, rows: Sequence[int]) -> _Read:
-    reasons: dict[int, str] = {}
-    samples, files = [], []
-    for row in rows:
-        try:
-            file = check_image(index.read(row))
-        except OSError as error:
-            reasons[row] = error.strerror or str(error)
-        except BadImage as error:
-            reasons[row] = str(error)
+            good = pool.submit(_decode, list(files.values()), self._limit_s).result()
+        except BrokenProcessPool:
+            self.close()
         else:
-            samples.append(row)
-            files.append(file)
-    return reasons, samples, files
+            return {number: DOES_NOT_DECODE for number, decodes in zip(numbers, good, strict=True) if not decodes}
+        if len(files) == 1:
+            return {numbers[0]: ENDS_THE_DECODER}
+        halves = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+        first, second = (self.faults({number: files[number] for number in half}) for half in halves)
+        return first | second
+
+    def close(self) -> None:
+        """End the process."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._pool = None
+
+    def _running(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["__main__", __name__])
+            try:
+                self._pool = ProcessPoolExecutor(1, context, _start, self._start)
+                self._pool.submit(os.getpid).result()
+            except (BrokenProcessPool, EOFError, OSError) as error:
+                raise UserError(f"The decoder's process does not start ({error}). Is memory short?") from error
+        return self._pool
+
+
+def _start(make_decoder: Callable[[Settings], Decoder], settings: Settings) -> None:
+    """Prepare the decoder's process."""
+    global _decoder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _decoder = make_decoder(settings)
+    # Messages that the decoders' libraries print about odd files are dropped: the list has the bad files.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _decode(files: Sequence[ImageFile], limit_s: int) -> Sequence[bool]:
+    signal.alarm(limit_s + len(files))  # ends the process, whatever holds it
+    good = _decoder(files)
+    signal.alarm(0)
+    return good

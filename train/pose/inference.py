@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.pose import PoseNetwork, view_intrinsics
@@ -17,10 +18,10 @@ from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from peclr_dali.pipelines.to_device import to_device
-from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.together import together
+from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pose.labels import left_for_right
 from peclr_dali.train.steps.training_state import PRECISIONS
@@ -65,6 +66,19 @@ def inference(device: torch.device, autocast_dtype: torch.dtype | None = None) -
         yield
 
 
+def canonical_view(geometry: GeometryConfig, rotation_deg: float = 0.0) -> Augmentation:
+    """The augmentation that only rotates the canonical view of a configuration, by a fixed angle."""
+    still = dataclasses.replace(
+        geometry,
+        rotation_deg=(rotation_deg, rotation_deg),
+        translation_frac=0.0,
+        scale=(1.0, 1.0),
+        crop_probability=0.0,
+        flip_probability=0.0,
+    )
+    return Augmentation(still, ColourConfig(jitter="none"))
+
+
 def canonical_loader(
     index: Index,
     rows: npt.NDArray[np.int64],
@@ -80,14 +94,6 @@ def canonical_loader(
     the second one shows the partner, if the index has partners.
     """
     step_rows, first = each * world.world_size, each * world.rank
-    geometry = dataclasses.replace(
-        config.geometry,
-        rotation_deg=(rotation_deg, rotation_deg),
-        translation_frac=0.0,
-        scale=(1.0, 1.0),
-        crop_probability=0.0,
-        flip_probability=0.0,
-    )
     return Loader(
         index,
         Schedule(
@@ -96,7 +102,7 @@ def canonical_loader(
             last_step=-(-len(rows) // step_rows),
         ),
         config.pipelines,
-        Augmentation(geometry, ColourConfig(jitter="none")),
+        canonical_view(config.geometry, rotation_deg),
         device=world.device,
         views=views,
         processes_here=world.local_world_size,
@@ -151,9 +157,8 @@ def estimate_poses(
                 with inference(world.device, autocast_dtype):
                     output = network(view.image, of_view)
                 affine = view.source_to_view_px.double().cpu()
-                shifted = (output.keypoints_px.double().cpu() - affine[:, None, :, 2]).mT
                 samples[made.positions] = made.samples[:, 0]
-                keypoints_px[made.positions] = torch.linalg.solve(affine[:, :, :2], shifted).mT
+                keypoints_px[made.positions] = from_view(output.keypoints_px.double().cpu(), affine)
                 joints[made.positions] = output.joints.double().cpu()
                 matrices[made.positions] = affine
                 for row, position in enumerate(made.positions.tolist()):
@@ -162,7 +167,7 @@ def estimate_poses(
                 if progress is not None:
                     progress(min((step + 1) * step_rows, count), count)
 
-    together(world, estimate_share)
+    on_all_ranks(world, estimate_share)
     for table in (samples, keypoints_px, joints, matrices):
         world.sum_(table)  # exact, since only one number of each sum is not zero
     side_px = config.geometry.side_px
@@ -176,6 +181,12 @@ def estimate_poses(
         np.stack(list(images.values())) if images else np.empty((0, side_px, side_px, 3), np.uint8),
         affine,
     )
+
+
+def from_view(keypoints_px: Tensor, source_to_view_px: Tensor) -> Tensor:
+    """Keypoints (N, K, 2) of views in pixels of their sources, given the matrices (N, 2, 3) from source to view."""
+    shifted = (keypoints_px - source_to_view_px[:, None, :, 2]).mT
+    return torch.linalg.solve(source_to_view_px[:, :, :2], shifted).mT
 
 
 def with_wrist(keypoints_px: Floats, joints: Floats, intrinsics: npt.NDArray[np.float32], pose: PoseConfig) -> Floats:

@@ -9,9 +9,7 @@ from typing import Any, Final, Literal
 
 import cv2
 import numpy as np
-import pytest
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.bad_list import write_bad_list
 from peclr_dali.pipelines.samples.index import Index, LazyNames
@@ -159,7 +157,3 @@ def test_a_bad_list_holds_files_of_all_splits_and_parts(tmp_path: Path) -> None:
             path for path in whole["val"] if int(Path(path).stem) >= 3 * poses
         } - set(listed)
         assert len(left(part="evaluation")) == 3
-    write_bad_list(bad, {"training/rgb/99999999.jpg": "empty file"}, checked=4 * poses)
-    for split in SPLITS:
-        with pytest.raises(UserError, match="the list is of another dataset"):
-            left(split=split)
