@@ -23,6 +23,7 @@ from peclr_dali.bench.studies.scales import Dataset
 from peclr_dali.bench.studies.study import ScaleName, Studies, Study
 from peclr_dali.errors import UserError
 from peclr_dali.synthetic import make_dataset
+from peclr_dali.train.commands.options import SEED
 from peclr_dali.train.distributed.interrupt import Interrupted
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.metrics import METRICS, metric_of
@@ -114,9 +115,8 @@ def _append(record: Path, row: Row) -> None:
     if not math.isfinite(row.get("low", 0)):
         return
     about = [row.get(key) for key in _SUBJECT]
-    same = [
-        old for old in (read_rows(record) if record.exists() else []) if [old.get(key) for key in _SUBJECT] == about
-    ]
+    rows = read_rows(record) if record.exists() else []
+    same = [old for old in rows if [old.get(key) for key in _SUBJECT] == about]
     newest = {key: value for key, value in (same[-1] if same else {}).items() if key != "machine"}
     if row != newest:
         append(record, row | {"machine": describe_machine()})
@@ -150,17 +150,17 @@ def main(studies: Studies) -> None:
     @click.option("--scale", type=click.Choice(["small", "paper"]), default="small", show_default=True, help=_SCALE)
     @click.option("--study", "only", type=click.Choice(names), multiple=True, help="Run only this one; repeatable.")
     @click.option("--arm", "arms", multiple=True, metavar="NAME", help="Run only this arm; repeatable.")
-    @click.option("--seeds", metavar="0,1,...", help="Run these seeds. Several processes can run different ones.")
+    @click.option("--seeds", metavar="0,1,...", callback=_numbers, help="Run these; other processes can run others.")
     @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of every run.")
     @click.option("-c", "files", multiple=True, metavar="FILE", help="A file over those of pre-training: cards/h100.")
     @click.option("--list", "listed", is_flag=True, help="Print the commands of all runs, for a cluster; run nothing.")
     @record_option
-    def command(scale: ScaleName, only: Sequence[str], arms: Sequence[str], seeds: str | None, **options: Any) -> None:
-        for study in studies.get(scale, ()):
-            if not only or study.name in only:
-                study = study.only(arms) if arms else study
-                study = replace(study, seeds=[int(seed) for seed in seeds.split(",")]) if seeds else study
-                _run(study, **options)
+    def command(
+        scale: ScaleName, only: Sequence[str], arms: Sequence[str], seeds: Sequence[int], **options: Any
+    ) -> None:
+        chosen = [study for study in studies.get(scale, ()) if not only or study.name in only]
+        for study in [study.only(arms) if arms else study for study in chosen]:
+            _run(replace(study, seeds=seeds or study.seeds), **options)
 
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as for the other commands (docs/performance.md)
     configure_logging()
@@ -175,6 +175,10 @@ def main(studies: Studies) -> None:
 
 
 _SCALE = "small: rendered hands and minutes on a CPU for each run; paper: the datasets and settings of the paper."
+
+
+def _numbers(context: click.Context, option: click.Parameter, text: str | None) -> list[int]:
+    return [SEED(one, option, context) for one in (text or "").split(",") if one]
 
 
 def _run(study: Study, overrides: Sequence[str], files: Sequence[str], listed: bool, record: Path | None) -> None:

@@ -334,7 +334,8 @@ def test_the_command_lists_its_runs_and_names_mistakes(
     for wrong, message in (
         (["--arm", "two"], "few_labels has no arm 'two'"),
         (["--arm", "scratch_010", "--set", "optim.rate=1", "--list"], "unknown key optim.rate"),
-        (["--record", "/dev/null"], "--record /dev/null: not a regular file"),
+        (["--seeds", "1,x"], "'x' is not a valid integer"),
+        (["--record", "/dev/null"], "--record /dev/null: "),
     ):
         assert called(monkeypatch, *wrong) == 2
         assert message in capsys.readouterr().err
