@@ -15,7 +15,6 @@ from peclr_dali.errors import UserError
 from peclr_dali.models.encoders import build_encoder
 from peclr_dali.pipelines.config import each_source, is_address
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.train.data.similar import distances, shapes_of
 from peclr_dali.train.probe.features import Floats, Pixels, features_of_rows, trained_encoder
 from peclr_dali.train.report.contents import Run, read_json
 from peclr_dali.train.report.galleries import Gallery, Tile, tile
@@ -98,14 +97,14 @@ def neighbours_by_shape(folder: Path) -> list[Gallery]:
         return []
     try:
         mirrored = np.array([hand["mirrored"] for hand in hands], bool)
-        shapes = shapes_of(np.array([hand["keypoints_px"] for hand in hands], np.float32), mirrored)
+        shapes = _shapes(np.array([hand["keypoints_px"] for hand in hands], np.float32), mirrored)
         boxes_px = np.array([hand["box_px"] for hand in hands], np.float32).reshape(-1, 4)
         images = [Path(hand["image"]) for hand in hands]
     except (LookupError, TypeError, ValueError) as error:
         raise UserError(f"{folder} holds files that predict did not write: run it into a folder of its own") from error
     nearest = []
     for query in range(min(QUERIES, len(hands))):
-        order = np.argsort(distances(shapes, shapes[query]), kind="stable")
+        order = np.argsort(np.linalg.norm(shapes - shapes[query], axis=(1, 2)), kind="stable")
         nearest.append(order[order != query][:COUNT])
     title = "Nearest neighbours by the predicted shape"
     try:
@@ -150,3 +149,10 @@ def _picture(views: Pixels | Mapping[int, Image], query: int, nearest: Sequence[
             top, left = line * (SIDE_PX + GAP_PX), side_px + GAP_PX + place * (SIDE_PX + GAP_PX)
             picture[top : top + SIDE_PX, left : left + SIDE_PX] = shown(row, SIDE_PX)
     return picture
+
+
+def _shapes(keypoints_px: Floats, mirrored: npt.NDArray[np.bool_]) -> Floats:
+    """Keypoints (N, K, 2) without their position and size, left hands as right ones."""
+    shapes = keypoints_px - keypoints_px.mean(axis=1, keepdims=True)
+    shapes[mirrored, :, 0] *= -1
+    return np.asarray(shapes / np.linalg.norm(shapes, axis=(1, 2), keepdims=True), np.float32)
