@@ -30,7 +30,7 @@ def crops(side_px: int, side_frac: tuple[float, float]) -> GeometryConfig:
 LARGE, SMALL = 2, 6
 GEOMETRY = [crops(48, (0.6, 1))] * LARGE + [crops(24, (0.25, 0.6))] * SMALL
 COLOUR = ColourConfig(hue=(0.9, 1), saturation=(0.7, 1))
-APPEARANCE = [AppearanceConfig(blur_probability=1), AppearanceConfig(blur_probability=0.1, solarise_probability=0.2)]
+APPEARANCE = [AppearanceConfig(blur_probability=1), AppearanceConfig(blur_probability=0.1)]
 APPEARANCE += [AppearanceConfig(blur_probability=0.5)] * SMALL
 
 

@@ -36,15 +36,12 @@ from peclr_dali.train.commands.options import (
 @click.option(
     "--scenes", default=40, show_default=True, type=COUNT, help="Backgrounds with their light, shared by the poses."
 )
-@click.option("--sequences", type=COUNT, help="Render the poses as frames of so many films of moving hands, each once.")
 @click.option(
     "--varied", is_flag=True, help="Cameras from all directions, hands of all sizes, more sleeves and held objects."
 )
 @click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
-def make_data(out: Path, poses: int, sequences: int | None, **options: Any) -> None:
+def make_data(out: Path, poses: int, **options: Any) -> None:
     """Render images of hands in FreiHAND's layout to OUT, as data for trying the other commands.
-
-    With --sequences, films of moving hands in HO-3D's layout, for data.positive = "time".
 
     If OUT holds this dataset already, nothing is done. If the rendering was interrupted, it is continued.
     """
@@ -52,11 +49,8 @@ def make_data(out: Path, poses: int, sequences: int | None, **options: Any) -> N
     from peclr_dali.train.runs.log import progress_bar
 
     with progress_bar("rendering") as progress:
-        make_dataset(out, poses=poses, sequences=sequences or 0, progress=progress, **options)
-    if sequences:
-        say(f"{out}: {sequences} sequences of {poses // sequences} frames; read them with data.source=ho3d")
-    else:
-        say(f"{out}: {4 * poses} training images of {poses} poses, and the evaluation part")
+        make_dataset(out, poses=poses, progress=progress, **options)
+    say(f"{out}: {4 * poses} training images of {poses} poses, and the evaluation part")
 
 
 @click.command()
