@@ -104,6 +104,7 @@ def main() -> None:
     for name, default in (("images", 512), ("batch", 128), ("micro-batch", 32), ("epochs", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
+    torch.manual_seed(0)
     layers: list[nn.Module] = []
     for before, after in ((3, 32), (32, 64), (64, 128)):
         layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
