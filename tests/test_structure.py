@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "cli": {"", "bench", "errors", "machine", "train", "pipelines", "models"},
     "__main__": {"cli", "machine"},
     "__init__": {"models", "pipelines", "train"},
-    "examples": {"", "models", "pipelines", "train"},
+    "examples": {"", "models", "pipelines", "skeleton", "train"},
     "tools": set[str](),
 }
 """What each part of the package may import of the others. Nobody may import `tests`, nor a part without its package."""

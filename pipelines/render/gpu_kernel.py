@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
-from peclr_dali.pipelines.render.cpu_views import linear_map, view_to_source
+from peclr_dali.pipelines.render.cpu_views import view_to_source
 from peclr_dali.pipelines.to_device import to_device
 from peclr_dali.pipelines.views.augmentation import Augmentation
 from peclr_dali.pipelines.views.draws import Draw
@@ -38,7 +38,7 @@ _PIXELS_AT_ONCE = 256
 """Pixels of a view that one program makes. Not tuned."""
 
 _HSV = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]
-_COLOURS = {"none": 0, "hsv": len(_HSV), "linear": 12}
+_COLOURS = {"none": 0, "hsv": len(_HSV)}
 """How many numbers each kind of colour jitter takes."""
 
 
@@ -85,11 +85,7 @@ def constants(augmentation: Augmentation) -> dict[str, Any]:
 
 def _colours(draws: FloatArray, jitter: str) -> FloatArray:
     """The kernel's numbers (N, C) for the colour jitter."""
-    if jitter == "hsv":
-        return draws[:, _HSV]
-    if jitter == "linear":
-        return np.stack([linear_map(draw).ravel() for draw in draws])
-    return draws[:, :0]
+    return draws[:, _HSV if jitter == "hsv" else []]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -176,12 +172,6 @@ def _make_pixels(
     red, green, blue = red * share, green * share, blue * share
     if jitter == "hsv":
         red, green, blue = _jitter_hsv(red, green, blue, numbers + 6)
-    if jitter == "linear":
-        red, green, blue = (
-            _mix(red, green, blue, numbers + 6),
-            _mix(red, green, blue, numbers + 10),
-            _mix(red, green, blue, numbers + 14),
-        )
     view += 3 * pixel
     wanted = pixel < side * side
     tl.store(view, _rounded(red), mask=wanted)
@@ -251,12 +241,6 @@ def _jitter_hsv(red: tl.tensor, green: tl.tensor, blue: tl.tensor, numbers: tl.t
 def _channel(value: tl.tensor, chroma: tl.tensor, k: tl.tensor) -> tl.tensor:
     k = tl.where(k >= 6.0, k - 6.0, k)
     return value - chroma * tl.maximum(tl.minimum(tl.minimum(k, 4.0 - k), 1.0), 0.0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _mix(red: tl.tensor, green: tl.tensor, blue: tl.tensor, numbers: tl.tensor) -> tl.tensor:
-    """One colour after an affine colour map, given the map's row (4,) for it."""
-    return tl.load(numbers) * red + tl.load(numbers + 1) * green + tl.load(numbers + 2) * blue + tl.load(numbers + 3)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -108,11 +108,11 @@ def test_views_of_one_decode_have_the_bits_of_a_loader_for_each_kind(renderer: R
     colour = [
         ColourConfig(),
         ColourConfig(jitter="none"),
-        ColourConfig(jitter="linear"),
+        ColourConfig(jitter="none"),
         ColourConfig(),
         ColourConfig(),
     ]
-    appearance = [AppearanceConfig(solarise_probability=0.5), *[AppearanceConfig(noise_probability=0.5)] * 4]
+    appearance = [AppearanceConfig(colour_drop_probability=0.5), *[AppearanceConfig(noise_probability=0.5)] * 4]
     config = PipelinesConfig(threads=2, views=renderer)
     with small_loader(folder, geometry=geometry, colour=colour, appearance=appearance, config=config) as loader:
         made = take(loader, 2)

@@ -219,7 +219,6 @@ def test_a_recording_is_not_timed_and_a_replay_is() -> None:
         ("cuda", 2, ["train.cuda_graph=true"], True),
         ("cuda", 1, ["train.cuda_graph=true", "train.sync_batch_norm=true"], True),
         ("cuda", 2, ["train.cuda_graph=true", "train.sync_batch_norm=true"], False),
-        ("cuda", 1, ["train.cuda_graph=true", "loss.name=weighted_nt_xent"], False),
     ],
 )
 def test_what_is_recorded(device: str, world_size: int, settings: list[str], expected: bool) -> None:

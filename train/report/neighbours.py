@@ -100,3 +100,10 @@ def _picture(views: Pixels, query: int, nearest: Sequence[npt.NDArray[np.int64]]
             top, left = line * (SIDE_PX + GAP_PX), side_px + GAP_PX + place * (SIDE_PX + GAP_PX)
             picture[top : top + SIDE_PX, left : left + SIDE_PX] = shown(row, SIDE_PX)
     return picture
+
+
+def _shapes(keypoints_px: Floats, mirrored: npt.NDArray[np.bool_]) -> Floats:
+    """Keypoints (N, K, 2) without their position and size, left hands as right ones."""
+    shapes = keypoints_px - keypoints_px.mean(axis=1, keepdims=True)
+    shapes[mirrored, :, 0] *= -1
+    return np.asarray(shapes / np.linalg.norm(shapes, axis=(1, 2), keepdims=True), np.float32)

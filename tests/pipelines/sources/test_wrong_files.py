@@ -56,13 +56,12 @@ def write_data(home: Path) -> Path:
     write_part(home / "freihand", "training", 2, 8)
     layouts.write_youtube3d(home / "youtube3d", "train")
     layouts.write_ho3d(home / "ho3d", "train", {"ABF10": 2})
-    layouts.write_hand100m(home / "hand100m", layouts.hand100m_entries(2))
     layouts.write_dexter_object(home / "dexter_object", {"Grasp1": 2}, hidden={})
     pack(load_folder(DataConfig("folder", str(home / "folder"))), home / "shards", per_shard=2, workers=1)
     return home
 
 
-@pytest.mark.parametrize("source", ["folder", "freihand", "youtube3d", "ho3d", "dexter_object", "hand100m", "shards"])
+@pytest.mark.parametrize("source", ["folder", "freihand", "youtube3d", "ho3d", "dexter_object", "shards"])
 def test_a_root_without_permission_is_one_line(home: Path, source: Any) -> None:
     config = DataConfig(source=source, root=str(home / source))
     load_index(config)
