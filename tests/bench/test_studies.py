@@ -39,7 +39,7 @@ STUDIES = [study for file in FILES for of_scale in file.STUDIES.values() for stu
 EACH = pytest.mark.parametrize("study", STUDIES, ids=lambda study: f"{study.name}-{study.folder.name}")
 TOY = (
     "geometry.side_px=16", "encoder.name=resnet18", "encoder.weights=random", "train.batch=4", "train.micro_batch=4",
-    "train.epochs=1", "train.threads=1", "pipelines.threads=1", "train.device=cpu", "run.trackers=[]",
+    "train.epochs=1", "train.threads=1", "pipelines.threads=1", "train.device=cpu", "run.tensorboard=false",
 )  # fmt: skip
 HANDS = 50
 
