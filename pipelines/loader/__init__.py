@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import islice, product, tee
+from itertools import islice, tee
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -76,8 +76,6 @@ class Loader:
         rows = schedule.rows
         each = (augmentation,) * views if isinstance(augmentation, Augmentation) else tuple(augmentation)
         geometries = list(dict.fromkeys(one.geometry for one in each))
-        for check, geometry in product(index.geometry_checks, geometries):
-            check(geometry)
         self._partners = index.partners if len(each) > 1 else None
         self.images = images = 1 if self._partners is None else 2
         self.quarantine = Quarantine() if quarantine is None else quarantine
