@@ -50,6 +50,24 @@ class Plan:
     decoded_to_view_px: FloatArray
     halvings: IntArray
 
+    def of(self, samples: slice) -> Plan:
+        """The plan of some of the samples."""
+        return Plan(self.start_px[samples], self.shape_px[samples],
+                    *(getattr(self, name)[:, samples] for name in _OF_VIEWS))  # fmt: skip
+
+
+_OF_VIEWS: Final = ("draws", "matrix", "source_to_view_px", "decoded_to_view_px", "halvings")
+
+
+def join_plans(plans: Sequence[Plan]) -> Plan:
+    """The plan of the samples of several plans, with as many views each."""
+    if len(plans) == 1:
+        return plans[0]
+    return Plan(*(
+        np.concatenate([getattr(plan, name) for plan in plans], axis=int(name in _OF_VIEWS))
+        for name in ("start_px", "shape_px", *_OF_VIEWS)
+    ))  # fmt: skip
+
 
 def plan_views(
     size_px: IntArray,
