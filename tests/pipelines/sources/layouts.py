@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,12 @@ def one_line(message: str, *parts: object) -> Iterator[None]:
 def write_image(file: Path, width_px: int, height_px: int) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     assert cv2.imwrite(str(file), np.full((height_px, width_px, 3), 99, np.uint8))
+
+
+def write_boxes(file: Path, edges_px: Mapping[str, Sequence[float]]) -> None:
+    """A CSV of boxes x0, y0, x1, y1 by image."""
+    rows = [",".join(map(str, (name, *edges))) for name, edges in edges_px.items()]
+    file.write_text("\n".join(["file,x0,y0,x1,y1", *rows]))
 
 
 def mano_mesh(seed: int) -> np.ndarray:
@@ -58,38 +64,6 @@ def write_youtube3d(root: Path, part: str, entries: dict[str, Any] | None = None
     (root / f"youtube_{part}.json").write_text(json.dumps(entries))
     for image in entries["images"]:
         write_image(root / image["name"], image["width"], image["height"])
-
-
-def hand100m_entries(hands: int, videos: int = 4) -> dict[str, list[dict[str, Any]]]:
-    """A hand in each frame of some videos, every second one a left hand; the next one is its positive."""
-    rng = np.random.default_rng(3)
-    names = [f"Ego4D/video-{hand % videos}/frame_{hand // videos * 30:06d}.jpg" for hand in range(hands)]
-    low = rng.integers(0, 60, (hands, 2))
-    boxes = np.concatenate([low, low + rng.integers(20, 60, (hands, 2))], axis=1) + 0.7
-    annotations = [
-        {
-            "hand_id": str(9000 + hand),
-            "image_id": 70 + hand,
-            "boxes": json.dumps(boxes[hand].tolist()),
-            "keypoint_25d": rng.uniform(0, 1, (21, 3)).tolist(),
-            "left_right": ("Right", "Left")[hand % 2],
-            "positive_sample": [str(9000 + (hand + 1) % hands)],
-            "distance": [0.25],
-        }
-        for hand in range(hands)
-    ]
-    images = [{"id": 70 + row, "file_name": name} for row, name in enumerate(names)]
-    return {"info": [], "images": images, "annotations": annotations}
-
-
-def write_hand100m(root: Path, entries: dict[str, Any]) -> Path:
-    """Annotations, and frames of 120 x 90 pixels."""
-    file = root / "annotations" / "Ego4D" / "Hand100M_Ego4D_1m_v1-1.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(entries))
-    for image in entries["images"]:
-        write_image(root / image["file_name"], 120, 90)
-    return file
 
 
 HO3D_K = np.array([[310.0, 0, 160.5], [0, 312, 119.25], [0, 0, 1]])
