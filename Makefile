@@ -8,6 +8,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed-$(firstword $(shell sha256sum requirements.lock))
 CACHE := .data
 SIGNS := $(CACHE)/sign_digits
+# The folder of your copy of the Sign Language Digits Dataset; git fetches one if it is not there.
+PHOTOGRAPHS ?= $(SIGNS)/checkout
 export PYTHONPATH :=
 # Some containers set this; every process would then compile torch and all other modules again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -44,21 +46,22 @@ demo: $(STAMP)  ## make data, pre-train, fine-tune, evaluate, predict; ends with
 	    --set data.split=all
 	mkdir -p runs/ten_hands && cp $(CACHE)/hands/evaluation/rgb/0000000?.jpg runs/ten_hands
 	head -11 $(CACHE)/hands/evaluation_boxes.csv > runs/ten_hands/boxes.csv
-	$(BIN)/python cli.py predict networks/hand_rn18.safetensors runs/ten_hands --box runs/ten_hands/boxes.csv \
+	$(BIN)/python cli.py predict networks/hand_photos_rn18.safetensors runs/ten_hands --box runs/ten_hands/boxes.csv \
 	    --out runs/predictions_demo
 	$(BIN)/python cli.py report runs/demo runs/finetune_demo runs/demo_scratch --predictions runs/predictions_demo \
 	    --title "100 labelled images: from networks/peclr_rn18, and from scratch" --out runs/report.html
 
-photographs: $(STAMP)  ## pre-train on photographs of hands, and classify them; PHOTOGRAPHS=path: a copy of the dataset
-	@$(BIN)/python tools/sign_digits.py fetch $(SIGNS) $(if $(PHOTOGRAPHS),--from "$(PHOTOGRAPHS)")
+photographs: $(STAMP) $(SIGNS)/images  ## pre-train on photographs of hands, and tell digits apart by its features
 	$(BIN)/uv run tools/find_boxes.py $(SIGNS)/images $(SIGNS)/boxes.csv
-	@$(BIN)/python tools/sign_digits.py split $(SIGNS)
+	$(BIN)/python tools/sign_digits.py $(SIGNS)
 	$(BIN)/python cli.py pretrain -c configs/photographs.toml --resume auto
-	$(BIN)/python cli.py classify runs/photographs networks/hand_rn18.safetensors --images $(SIGNS)/images \
-	    --box $(SIGNS)/boxes.csv --labels $(SIGNS)/fold_0/labels.csv --groups person --few 2,5,10,20,40 \
-	    --out runs/photographs_digits
-	$(BIN)/python cli.py report runs/photographs --classification runs/photographs_digits \
-	    --title "Pre-training on photographs of hands" --out runs/photographs.html
+	$(BIN)/python -m examples.digits runs/photographs networks/hand_photos_rn18.safetensors
+	$(BIN)/python cli.py report runs/photographs --title "Pre-training on photographs of hands" --out runs/photographs.html
+
+$(SIGNS)/images:
+	[ -d "$(PHOTOGRAPHS)/Dataset" ] || git clone --quiet --depth 1 \
+	    https://github.com/ardamavi/Sign-Language-Digits-Dataset "$(PHOTOGRAPHS)"
+	mkdir -p $(SIGNS) && ln -sfn "$$(realpath "$(PHOTOGRAPHS)")/Dataset" $@
 
 test: lint  ## lint, types and the tests that end within minutes, on the CPU
 	CUDA_VISIBLE_DEVICES= $(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"

@@ -8,14 +8,19 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import truediv
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 from scipy.special import stdtrit
 
 from peclr_dali.errors import UserError
+
+Start = Callable[[], Iterator[int]]
+"""Makes an endless iterator; each item is the number of source images in a finished batch."""
+
+Progress = Callable[[int, int], None]
+"""Called with the number of repeats done and the number of all repeats."""
 
 
 class MeanInterval(NamedTuple):
@@ -33,36 +38,42 @@ def interval_of_mean(values: Sequence[float]) -> MeanInterval:
     return MeanInterval(mean, mean - half, mean + half)
 
 
+class Repeat(NamedTuple):
+    """One timed repeat: source images, seconds, and processor seconds of this process and its descendants."""
+
+    images: int
+    seconds: float
+    cpu_s: float
+
+
 @dataclass(frozen=True)
 class Rate:
-    """Source images per second in timed repeats of one run.
+    """Source images per second in timed repeats of one run, at least two."""
 
-    Attributes:
-        images_per_s: one rate for each repeat, at least two.
-        cpu_s_per_image: processor seconds of this process and its descendants, over all repeats.
-        images: how many images the repeats took in all.
-        seconds: how long the repeats took in all.
-    """
-
-    images_per_s: tuple[float, ...]
-    cpu_s_per_image: float
-    images: int
-    seconds: float = math.nan
+    repeats: Sequence[Repeat]
 
     @property
-    def mean(self) -> float:
-        """Mean over the repeats, source images/s."""
-        return statistics.fmean(self.images_per_s)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the mean, source images/s."""
-        return interval_of_mean(self.images_per_s)[1:]
+    def images_per_s(self) -> list[float]:
+        """One rate for each repeat."""
+        return [one.images / one.seconds for one in self.repeats]
 
     @property
     def cores_busy(self) -> float:
         """Mean number of busy cores: processor seconds per second."""
-        return self.cpu_s_per_image * self.images / self.seconds
+        return sum(one.cpu_s for one in self.repeats) / sum(one.seconds for one in self.repeats)
+
+    def as_row(self) -> dict[str, Any]:
+        """The figures for a row of bench/results/."""
+        images = sum(one.images for one in self.repeats)
+        mean, low, high = interval_of_mean(self.images_per_s)
+        return {
+            "images_per_s": round(mean, 1),
+            "interval": [round(low, 1), round(high, 1)],
+            "repeats": [round(value, 1) for value in self.images_per_s],
+            "cpu_ms_per_image": round(sum(one.cpu_s for one in self.repeats) / images * 1e3, 3),
+            "cores_busy": round(self.cores_busy, 2),
+            "images": images,
+        }
 
     def over(self, other: Rate) -> MeanInterval:
         """How many times as fast as `other`, from rounds in which both were measured.
@@ -71,14 +82,6 @@ class Rate:
         """
         logs = [math.log(a / b) for a, b in zip(self.images_per_s, other.images_per_s, strict=True)]
         return MeanInterval(*map(math.exp, interval_of_mean(logs)))
-
-
-Start = Callable[[], Iterator[int]]
-"""Makes an endless iterator; each item is the number of source images in a finished batch."""
-
-
-Progress = Callable[[int, int], None]
-"""Called with the number of repeats done and the number of all repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,52 +102,36 @@ class Rounds:
 def measure_in_rounds(starts: Sequence[Start], rounds: Rounds, progress: Progress) -> list[Rate]:
     """Time endless iterators in their steady state, in turn: A B C, A B C, ..., so that a drift affects all of them.
 
-    Each round starts each iterator again. Only one iterator runs at a time.
-
-    Raises:
-        ValueError: for fewer than two rounds.
-        RuntimeError: an iterator ends.
+    Each round starts each iterator again. Only one iterator runs at a time. An iterator that ends is a RuntimeError.
     """
-    if rounds.repeats < 2:
-        raise ValueError(f"repeats is {rounds.repeats}; an interval needs at least 2")
-    repeats: list[list[_Repeat]] = [[] for _ in starts]
+    repeats: list[list[Repeat]] = [[] for _ in starts]
     total = rounds.repeats * len(starts)
     for number in range(total):
         progress(number, total)
         repeats[number % len(starts)].append(_repeat(starts[number % len(starts)], rounds))
     progress(total, total)
-    return [_rate(of_one) for of_one in repeats]
+    return [Rate(of_one) for of_one in repeats]
 
 
-_Repeat = tuple[int, float, float]  # images, seconds, processor seconds
-
-
-def _repeat(start: Start, rounds: Rounds) -> _Repeat:
+def _repeat(start: Start, rounds: Rounds) -> Repeat:
     batches = start()
     try:
         _take(batches, 0)
         _take(batches, rounds.warmup_s)
         cpu_before_s = cpu_seconds()
         images, seconds = _take(batches, rounds.repeat_s)
-        return images, seconds, cpu_seconds() - cpu_before_s
+        return Repeat(images, seconds, cpu_seconds() - cpu_before_s)
     finally:
         if isinstance(batches, Generator):
             batches.close()
 
 
-def _rate(repeats: Sequence[_Repeat]) -> Rate:
-    images, seconds, cpu_s = zip(*repeats, strict=True)
-    rates = tuple(map(truediv, images, seconds))
-    return Rate(rates, sum(cpu_s) / sum(images), sum(images), sum(seconds))
-
-
 def _take(batches: Iterator[int], least_s: float) -> tuple[int, float]:
     """Take batches for at least `least_s` seconds. Returns the number of images and the seconds."""
-    images = 0
-    began = time.perf_counter()
+    images, began_s = 0, time.perf_counter()
     for count in batches:
         images += count
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began_s
         if seconds >= least_s:
             return images, seconds
     raise RuntimeError(f"the iterator ended after {images} images; an iterator to measure must not end")

@@ -15,28 +15,24 @@ from peclr_dali.errors import UserError
 from peclr_dali.train.commands.options import FILE, FiniteRange, IntegerRange
 
 F = TypeVar("F", bound=Callable[..., Any])
-ROUNDS = IntegerRange(2, LARGEST_COUNT)
-SECONDS = FiniteRange(0.1, 1e5)
 
 
 def _rows(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Check that a row can be appended to a file, before anything is measured."""
-    if path is None:
-        return None
-    from peclr_dali.bench import rows  # imported late, so that --help is fast
+    """Check before anything is measured that a file, if it is there, is one of rows."""
+    if path is not None and path.exists():
+        from peclr_dali.bench.rows import read_rows  # imported late, so that --help is fast
 
-    try:
-        rows.require_appendable(path)
-    except UserError as error:
-        raise UserError(f"{parameter.opts[0]} {error}") from error
+        try:
+            read_rows(path)
+        except UserError as error:
+            raise UserError(f"{parameter.opts[0]} {error}") from error
     return path
 
 
 def record_option(command: F) -> F:
     """Add `--record`, a file of rows."""
-    return click.option(
-        "--record", type=FILE, callback=_rows, help="Append the result to this file as a line of JSON."
-    )(command)
+    text = "Append the result to this file as a line of JSON."
+    return click.option("--record", type=FILE, callback=_rows, help=text)(command)
 
 
 def output_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -47,14 +43,11 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def with_output(as_json: bool, record: Path | None, **options: Any) -> None:
         def tell(row: dict[str, Any], *shown: Any) -> None:
-            from peclr_dali.bench import rows  # imported late, so that --help is fast
+            from peclr_dali.bench import rows
 
             if record is not None:  # first, since the terminal may be gone
                 rows.append(record, row)
-            if as_json:
-                click.echo(json.dumps(row))
-            else:
-                rows.show(*shown)
+            rows.show(*([json.dumps(row)] if as_json else shown))
 
         command(**options, tell=tell)
 
@@ -63,9 +56,8 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def rounds_options(repeats: int) -> Callable[[F], F]:
     """Add `--repeats` and `--seconds`."""
-
-    least = "Minimum length of a repeat."
-    seconds = click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help=least)
-    each = "Rounds; each measures everything once."
-    rounds = click.option("--repeats", default=repeats, show_default=True, type=ROUNDS, help=each)
-    return lambda command: rounds(seconds(command))
+    rounds, seconds = IntegerRange(2, LARGEST_COUNT), FiniteRange(0.1, 1e5)
+    each, least = "Rounds; each measures everything once.", "Minimum length of a repeat."
+    add_repeats = click.option("--repeats", default=repeats, show_default=True, type=rounds, help=each)
+    add_seconds = click.option("--seconds", default=2.0, show_default=True, type=seconds, help=least)
+    return lambda command: add_repeats(add_seconds(command))

@@ -7,6 +7,7 @@ from collections.abc import Generator
 import torch
 
 from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.render.settings import Settings
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
 from peclr_dali.train.config.pretraining import Config
@@ -26,3 +27,13 @@ def our_batches(index: Index, config: Config, batch: int, device: torch.device) 
                 made.to(device)
                 torch.cuda.current_stream(device).synchronize()  # a batch counts when it has arrived
             yield loader.images * len(made)
+
+
+def where_pixels_are_made(settings: Settings) -> dict[str, str]:
+    """For a row: the values of `pipelines.decoder` and `pipelines.views` that were chosen."""
+    return {"decoder": settings.decoder, "views": settings.views}
+
+
+def name_of(device: torch.device) -> str:
+    """The GPU's name, or "none" for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "none"

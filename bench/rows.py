@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import fcntl
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -64,62 +63,34 @@ def as_table(title: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -
     return table
 
 
-def require_appendable(file: Path) -> None:
-    """Raise a `UserError` if rows cannot be appended to a file: it is no file of whole rows, or not writable."""
-    there = file.exists()
-    with _opened(file):
-        pass
-    if there:
-        read_rows(file)
-    else:
-        file.unlink()
-
-
 def append(file: Path, row: Row) -> None:
     """Add a row to a file, whole or not at all. Several processes may append at once.
 
     Raises:
-        UserError: it cannot be written, or its last line has no newline; the row is in the message.
+        OSError: the disk is full, or the like; the row is in its notes.
     """
-    line = json.dumps(row)
+    line = f"{json.dumps(row)}\n".encode()
     try:
-        with _opened(file) as opened:
-            size = opened.seek(0, os.SEEK_END)
-            try:
-                left = memoryview(f"{line}\n".encode())
-                while left:
-                    left = left[opened.write(left) :]
-                os.fsync(opened)
-            except OSError:
-                opened.truncate(size)
-                raise
-    except UserError as error:
-        raise UserError(f"{error}. The row is: {line}") from error
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[FileIO]:
-    """A file of whole lines, locked and open for appending. Anything else is a `UserError`."""
-    try:
-        if file.exists() and not file.is_file():
-            raise UserError(f"{file}: not a regular file: name another file")
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a+b", buffering=0) as opened:
+        with file.open("ab", buffering=0) as opened:
             fcntl.flock(opened, fcntl.LOCK_EX)
-            if opened.seek(0, os.SEEK_END):
-                opened.seek(-1, os.SEEK_END)
-                if opened.read(1) != b"\n":
-                    raise UserError(f"{file}: its last line has no newline, so a row may be torn: mend or remove it")
-            yield opened
+            size = opened.seek(0, os.SEEK_END)
+            if opened.write(line) < len(line):
+                opened.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
     except OSError as error:
-        raise UserError(f"{file}: cannot be written ({error.strerror}): name another file") from error
+        error.add_note(f"The row is: {line.decode()}")
+        raise
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Rows of a file of bench/results/. A file that cannot be read, or is not JSON lines, is a `UserError`."""
+    """Rows of a file of bench/results/. A file that cannot be read, or is not whole lines of JSON, is a `UserError`."""
     expected = "expected one JSON object a line, as --record writes them. Name another file"
     try:
-        rows = [parse_json(line) for line in regular(file).read_bytes().split(b"\n") if line.strip()]
+        *lines, rest = regular(file).read_bytes().split(b"\n")
+        if rest:
+            raise ValueError("its last line has no newline")
+        rows = [parse_json(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: holds no rows ({getattr(error, 'strerror', None) or error}); {expected}") from error
     if not all(isinstance(row, dict) for row in rows):
@@ -141,3 +112,8 @@ def measured_on(row: Row) -> str:
     return (
         f"{row['place']}: {cores} cores of an {machine['cpu']}, {where}, {machine['date']}, commit {machine['commit']}"
     )
+
+
+def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in [heads, ["---"] * len(heads), *lines])

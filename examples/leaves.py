@@ -7,16 +7,16 @@ leaf, with the matrices undone and not undone.
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from pathlib import Path
 
 import cv2
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from examples.loop import info_nce, options, small_network
 from peclr_dali import ColourConfig, GeometryConfig, make_loader, undo_view
 
 
@@ -40,6 +40,28 @@ def found(one: Tensor, other: Tensor) -> float:
     """Share of the rows i for which row i of `other` is the nearest to row i of `one`."""
     nearest = (F.normalize(one) @ F.normalize(other).T).argmax(dim=1)
     return float((nearest == torch.arange(len(one), device=one.device)).float().mean())
+
+
+def small_network(dim: int) -> nn.Module:
+    """A network that maps pictures (N, 3, S, S) in [0, 1] to embeddings (N, dim)."""
+    layers: list[nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(512, dim))
+
+
+def info_nce(one: Tensor, other: Tensor, temperature: float = 0.2) -> Tensor:
+    """The loss InfoNCE: cross-entropy of finding row i of `other` from row i of `one`, both (N, D)."""
+    likeness = F.normalize(one) @ F.normalize(other).T / temperature
+    return F.cross_entropy(likeness, torch.arange(len(one), device=one.device))
+
+
+def options(description: str | None, **defaults: int | Path) -> argparse.Namespace:
+    """The options of an example: numbers and paths, with their defaults."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return parser.parse_args()
 
 
 def main() -> None:

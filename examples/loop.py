@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -31,11 +30,11 @@ def draw_shapes(folder: Path, count: int, side_px: int = 96) -> None:
         cv2.imwrite(str(folder / f"{number:04}.png"), picture)
 
 
-def small_network(dim: int, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> nn.Module:
+def small_network(dim: int) -> nn.Module:
     """A network that maps pictures (N, 3, S, S) in [0, 1] to embeddings (N, dim)."""
     layers: list[nn.Module] = []
     for before, after in ((3, 32), (32, 64), (64, 128)):
-        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), norm(after), nn.ReLU()]
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(512, dim))
 
 

@@ -6,6 +6,7 @@ the masks with OpenCV. A second loader with the same seed makes views of the mas
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from examples.loop import options
 from peclr_dali import ColourConfig, GeometryConfig, make_loader
 
 Pixels = npt.NDArray[np.uint8]
@@ -43,6 +43,14 @@ def carry(mask: Pixels, source_to_view_px: torch.Tensor, side_px: int) -> Pixels
     # The loader counts from the corner of the first pixel, OpenCV from its centre.
     matrix[:, 2] += matrix[:, :2] @ (0.5, 0.5) - 0.5
     return np.asarray(cv2.warpAffine(mask, matrix, (side_px, side_px), flags=cv2.INTER_LINEAR), np.uint8)
+
+
+def options(description: str | None, **defaults: int | Path) -> argparse.Namespace:
+    """The options of an example: numbers and paths, with their defaults."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return parser.parse_args()
 
 
 def main() -> None:

@@ -1,21 +1,23 @@
 """Run `.venv/bin/python -m examples.multi_crop`: DINO's multi-crop, two large and six small views of one decode.
 
 A student learns to predict, from every view, what a teacher says about the large ones (Caron et al. 2021). The
-teacher's weights are a running mean of the student's. The pictures are those of `examples.loop`.
+teacher's weights are a running mean of the student's.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from examples.loop import draw_shapes, options, small_network
 from peclr_dali import AppearanceConfig, ColourConfig, GeometryConfig, make_loader
 
 
@@ -30,7 +32,7 @@ def crops(side_px: int, side_frac: tuple[float, float]) -> GeometryConfig:
 LARGE, SMALL = 2, 6
 GEOMETRY = [crops(48, (0.6, 1))] * LARGE + [crops(24, (0.25, 0.6))] * SMALL
 COLOUR = ColourConfig(hue=(0.9, 1), saturation=(0.7, 1))
-APPEARANCE = [AppearanceConfig(blur_probability=1), AppearanceConfig(blur_probability=0.1, solarise_probability=0.2)]
+APPEARANCE = [AppearanceConfig(blur_probability=1), AppearanceConfig(blur_probability=0.1)]
 APPEARANCE += [AppearanceConfig(blur_probability=0.5)] * SMALL
 
 
@@ -40,6 +42,34 @@ def dino_loss(student: Tensor, teacher: Tensor, center: Tensor) -> Tensor:
     entropy = -torch.einsum("tnd,vnd->tv", wanted, found) / student.shape[1]
     others = ~torch.eye(LARGE, len(student), dtype=torch.bool, device=student.device)
     return entropy[others].mean()
+
+
+def draw_shapes(folder: Path, count: int, side_px: int = 96) -> None:
+    """Pictures of a few filled polygons each."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        picture = np.full((side_px, side_px, 3), rng.integers(0, 256, 3), np.uint8)
+        for _ in range(5):
+            corners = rng.integers(0, side_px, (rng.integers(3, 7), 2))
+            cv2.fillPoly(picture, [corners.astype(np.int32)], rng.integers(0, 256, 3).tolist())
+        cv2.imwrite(str(folder / f"{number:04}.png"), picture)
+
+
+def small_network(dim: int) -> nn.Module:
+    """A network that maps pictures (N, 3, S, S) in [0, 1] to embeddings (N, dim)."""
+    layers: list[nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(512, dim))
+
+
+def options(description: str | None, **defaults: int | Path) -> argparse.Namespace:
+    """The options of an example: numbers and paths, with their defaults."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return parser.parse_args()
 
 
 def main() -> None:

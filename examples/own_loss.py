@@ -5,16 +5,18 @@ The loss is alignment and uniformity (Wang and Isola 2020, arXiv 2005.10242). It
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import cv2
+import numpy as np
 import torch
 from pydantic import ConfigDict, PositiveFloat
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from examples.loop import draw_shapes, options
 from peclr_dali.models.losses import LOSSES
 from peclr_dali.models.losses.loss import Loss, require_pairs
 from peclr_dali.train.config.load import load_config
@@ -50,6 +52,26 @@ class AlignUniform(Loss):
 
 
 LOSSES["align_uniform"] = AlignUniform
+
+
+def draw_shapes(folder: Path, count: int, side_px: int = 96) -> None:
+    """Pictures of a few filled polygons each."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        picture = np.full((side_px, side_px, 3), rng.integers(0, 256, 3), np.uint8)
+        for _ in range(5):
+            corners = rng.integers(0, side_px, (rng.integers(3, 7), 2))
+            cv2.fillPoly(picture, [corners.astype(np.int32)], rng.integers(0, 256, 3).tolist())
+        cv2.imwrite(str(folder / f"{number:04}.png"), picture)
+
+
+def options(description: str | None, **defaults: int | Path) -> argparse.Namespace:
+    """The options of an example: numbers and paths, with their defaults."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return parser.parse_args()
 
 
 def main() -> None:

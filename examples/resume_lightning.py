@@ -5,15 +5,18 @@ Lightning saves the loader's state in its checkpoints, since the loader has `sta
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from pathlib import Path
 
+import cv2
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from examples.loop import draw_shapes, info_nce, options, small_network
 from peclr_dali import Batch, EpochLoader, GeometryConfig, make_loader
 
 
@@ -41,6 +44,40 @@ class Contrastive(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Use Adam."""
         return torch.optim.Adam(self.network.parameters(), lr=1e-3)
+
+
+def draw_shapes(folder: Path, count: int, side_px: int = 96) -> None:
+    """Pictures of a few filled polygons each."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        picture = np.full((side_px, side_px, 3), rng.integers(0, 256, 3), np.uint8)
+        for _ in range(5):
+            corners = rng.integers(0, side_px, (rng.integers(3, 7), 2))
+            cv2.fillPoly(picture, [corners.astype(np.int32)], rng.integers(0, 256, 3).tolist())
+        cv2.imwrite(str(folder / f"{number:04}.png"), picture)
+
+
+def small_network(dim: int) -> nn.Module:
+    """A network that maps pictures (N, 3, S, S) in [0, 1] to embeddings (N, dim)."""
+    layers: list[nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(512, dim))
+
+
+def info_nce(one: Tensor, other: Tensor, temperature: float = 0.2) -> Tensor:
+    """The loss InfoNCE: cross-entropy of finding row i of `other` from row i of `one`, both (N, D)."""
+    likeness = F.normalize(one) @ F.normalize(other).T / temperature
+    return F.cross_entropy(likeness, torch.arange(len(one), device=one.device))
+
+
+def options(description: str | None, **defaults: int | Path) -> argparse.Namespace:
+    """The options of an example: numbers and paths, with their defaults."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return parser.parse_args()
 
 
 def main() -> None:

@@ -119,7 +119,7 @@ class PoseConfig:
             keep their place; and "pixels", averaged in 24 x 24 cells, to compare encoders with.
         head: "linear", one layer (full fine-tuning), or "mlp", two (on a frozen encoder): paper, supplement.
         hidden: width of the hidden layer of "mlp".
-        skeleton: "hand" (FreiHAND's 21 keypoints) or "body" (COCO's 17); it has to match the data.
+        skeleton: "hand" (FreiHAND's 21 keypoints).
         root: keypoint that depths are relative to. The paper does not name it. If unset: "wrist" of a hand, "left_hip"
             of a body.
         refine: correct the root's depth by an MLP (Spurr et al. 2020).

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
 from peclr_dali.models.config import WEIGHTS_EXPECTED, EncoderConfig, encoder_class
-from peclr_dali.models.weights import check_state, encoder_state, read_weights
+from peclr_dali.models.weights import encoder_state, load_strictly, read_weights
 
 
 class Encoder(nn.Module):
@@ -23,8 +23,7 @@ class Encoder(nn.Module):
 
     Attributes:
         feature_dim: C, the length of a feature vector.
-        inner: the attribute that holds the network; a checkpoint calls its tensors "encoder.INNER.NAME". These are the
-            two prefixes by which `peclr_dali.models.weights` recognises a checkpoint.
+        inner: the attribute that holds the network; a checkpoint calls its tensors "encoder.INNER.NAME".
         library: the library whose tensor names are used.
         classifier: prefixes of the tensor names that are left out in loading.
     """
@@ -66,19 +65,19 @@ class Encoder(nn.Module):
         """A note for the user of a file with `library_state_dict`: how to load it."""
         return f"{self.library}'s names" + "".join(f", without {prefix.rstrip('.')}" for prefix in self.classifier)
 
-    def load_library_state(self, state: Mapping[str, Tensor], origin: str, name: str) -> None:
-        """Load what `library_state_dict` gives. A name or shape that does not fit is a `UserError` with the origin."""
-        check_state(
-            state,
-            self.library_state_dict(),
-            origin=f"encoder.weights: {origin}",
-            model=f"encoder.name = {name!r}",
-            remedy=f"expected {self.library}'s names and shapes; set encoder.name to the model of the file.",
-            ignored=lambda key: key.startswith(self.classifier),
-        )
-        # torch adds the batch counters that files from before 2018 lack, since a plain dict carries no version.
+    def load_weights(self, state: Mapping[str, Tensor], origin: str, name: str) -> None:
+        """Load the encoder's tensors from those of a file or network, in which their names may have a prefix.
+
+        Raises:
+            UserError: a name or shape does not fit the encoder `name`; the message has the origin.
+        """
+        state = self.resampled(encoder_state(state, self.library_state_dict(), origin))
         kept = {key: value for key, value in state.items() if not key.startswith(self.classifier)}
-        getattr(self, self.inner).load_state_dict(kept)
+        load_strictly(getattr(self, self.inner), kept, origin=origin, model=f"encoder.name = {name!r}")
+
+    def resampled(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Tensors, in the library's names, that depend on the size of the views, for this encoder's size."""
+        return state
 
     def published_state(self) -> tuple[Mapping[str, Tensor], str]:
         """The weights for `encoder.weights = "imagenet"`, and their origin. Without such weights: a `UserError`."""
@@ -135,8 +134,8 @@ def build_encoder(config: EncoderConfig, side_px: int | None = None) -> Encoder:
     """
     encoder = make_encoder(config.name, side_px)
     if config.weights == "imagenet":
-        encoder.load_library_state(*encoder.published_state(), config.name)
+        encoder.load_weights(*encoder.published_state(), config.name)
     elif config.weights != "random":
-        state = encoder_state(read_weights(Path(config.weights), key="encoder.weights", expected=WEIGHTS_EXPECTED))
-        encoder.load_library_state(state, config.weights, config.name)
+        state = read_weights(Path(config.weights), key="encoder.weights", expected=WEIGHTS_EXPECTED)
+        encoder.load_weights(state, f"encoder.weights = {config.weights!r}", config.name)
     return encoder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import sys
@@ -27,57 +26,42 @@ _RATES: Final = ("drop_prob", "drop_rate", "attn_drop_p", "dropout")
 
 
 class TimmEncoder(Encoder):
-    """A model of timm up to its pooled features, for views of `side_px`; without dropout and stochastic depth.
+    """A model of timm up to its pooled features, for views of `side_px`.
 
-    A transformer is built for `side_px`. If weights were made for another size, timm resamples their position
-    embeddings.
+    Dropout and stochastic depth are off, since a recomputed pass must equal the first. A transformer is built for
+    `side_px`; if weights were made for another size, timm resamples their position embeddings.
 
     Raises:
-        UserError: timm is missing or has no such model, or the model does not fit `side_px` or the exact gradient.
+        UserError: timm has no such model, or the model does not fit `side_px` or the exact gradient.
     """
 
     library = "timm"
 
     def __init__(self, name: str, side_px: int | None = None) -> None:
         super().__init__()
-        self._key, self._model = f"encoder.name = {name!r}", name.removeprefix("timm/")
-        try:
-            self._timm: Any = importlib.import_module("timm")
-        except ImportError as error:
-            raise UserError(
-                f"{self._key} needs the package timm, which cannot be imported ({error}): install it with "
-                "pip install 'peclr-dali[timm]', or choose one of torchvision's ResNets"
-            ) from error
-        if not self._timm.is_model(self._model):
-            close = difflib.get_close_matches(self._model, self._timm.list_models() + self._timm.list_pretrained(), 1)
-            hint = f"did you mean 'timm/{close[0]}'?" if close else "timm.list_models() lists all names."
-            raise UserError(f"{self._key}: timm {self._timm.__version__} has no model of this name; {hint}")
+        key, self._model = f"encoder.name = {name!r}", name.removeprefix("timm/")
+        self._timm: Any = importlib.import_module("timm")
         published = self._timm.get_pretrained_cfg(self._model)
         native_px = published.input_size[-1] if published is not None else 224
-        self._side_px = side_px or native_px
+        side_px = side_px or native_px
         self._options = {"num_classes": 0}
         if published is not None and published.fixed_input_size:
-            self._options["img_size"] = self._side_px
+            self._options["img_size"] = side_px
         try:
             self.network: nn.Module = self._timm.create_model(self._model, **self._options)
             patch = getattr(getattr(self.network, "patch_embed", None), "patch_size", 1)
             patch_px = patch if isinstance(patch, int) else patch[-1]
-            if self._side_px % patch_px:  # timm may leave out the last rows and columns
+            if side_px % patch_px:  # timm may leave out the last rows and columns
                 raise ValueError(f"expected a multiple of its patch size, {patch_px} pixels")
-            disabled = _disable_dropout(self.network)
-            first, second = _two_passes(self.network, self._side_px)
+            _disable_dropout(self.network)
+            first, second = _two_passes(self.network, side_px)
         except Exception as error:  # each model raises its own
             raise UserError(
-                f"{self._key} with geometry.side_px = {self._side_px}: timm cannot build it ({in_one_line(error)}); "
-                f"its pretrained weights expect {native_px}-pixel views. Set geometry.side_px or another encoder."
+                f"{key} with geometry.side_px = {side_px}: timm cannot build it ({in_one_line(error)}). Set another "
+                f"encoder, or geometry.side_px; its published weights expect views of {native_px} pixels."
             ) from error
-        if not first.is_meta:
-            if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
-                raise UserError(
-                    f"{self._key} is random in training mode, so recomputing differs: choose an encoder without dropout"
-                )
-            if disabled:
-                log.info("%s: dropout and stochastic depth are off, since a recomputed pass must equal the first", name)
+        if not first.is_meta and not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
+            raise UserError(f"{key} is random in training, so recomputing differs: choose an encoder without dropout")
         self.feature_dim = first.shape[1]
 
     def undecayed(self) -> Collection[str]:
@@ -89,22 +73,25 @@ class TimmEncoder(Encoder):
         options = ", ".join(f"{name}={value}" for name, value in self._options.items())
         return f"for timm.create_model({self._model!r}, checkpoint_path={str(file)!r}, {options})"
 
+    def resampled(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Position embeddings that were made for views of another size are resampled by timm."""
+        wanted = self.network.state_dict()
+        if any(key in state and state[key].shape != value.shape for key, value in wanted.items()):
+            with suppress(AttributeError, KeyError, RuntimeError):  # no such function, or a state of another model
+                module: Any = sys.modules[type(self.network).__module__]
+                return dict(module.checkpoint_filter_fn(dict(state), self.network))
+        return state
+
     def published_state(self) -> tuple[Mapping[str, Tensor], str]:
         """The weights that timm publishes under this name. They may have been trained on any dataset."""
         published = self._timm.get_pretrained_cfg(self._model)
-        talkers = {logger: logger.level for logger in map(logging.getLogger, ("huggingface_hub", "timm"))}
         try:
-            for logger in talkers:  # they log each attempt, and weights that are not there
-                logger.setLevel(logging.ERROR)
             network = self._timm.create_model(self._model, pretrained=True, **self._options)
         except Exception as error:  # no network, no such weights, a broken cache: each has its own
             raise UserError(
                 f'encoder.weights = "imagenet": timm\'s weights of {self._model} cannot be downloaded '
                 f'({in_one_line(error)}): set encoder.weights = "random", or to the path of a file of weights.'
             ) from error
-        finally:
-            for logger, level in talkers.items():
-                logger.setLevel(level)
         if (published.mean, published.std) != (IMAGENET_MEAN, IMAGENET_STD):
             log.warning(
                 "%s: its weights were trained with pixel mean %s and deviation %s; this project uses those of ImageNet",
@@ -112,24 +99,13 @@ class TimmEncoder(Encoder):
             )  # fmt: skip
         return network.state_dict(), f"timm's weights of {self._model}"
 
-    def load_library_state(self, state: Mapping[str, Tensor], origin: str, name: str) -> None:
-        """See `Encoder.load_library_state`. timm resamples position embeddings that were made for another size."""
-        wanted = self.network.state_dict()
-        if any(key in state and state[key].shape != value.shape for key, value in wanted.items()):
-            with suppress(AttributeError, KeyError, RuntimeError):  # no such function, or a state of another model
-                state = sys.modules[type(self.network).__module__].checkpoint_filter_fn(dict(state), self.network)
-        super().load_library_state(state, origin, name)
 
-
-def _disable_dropout(network: nn.Module) -> bool:
-    """Set all rates of dropout and stochastic depth to 0. Returns whether a rate was above 0."""
-    changed = False
+def _disable_dropout(network: nn.Module) -> None:
+    """Set all rates of dropout and stochastic depth to 0."""
     for module in network.modules():
         for rate in (*_RATES, "p", "prob") if "Drop" in type(module).__name__ else _RATES:
-            if isinstance(getattr(module, rate, None), float) and getattr(module, rate) > 0:
+            if isinstance(getattr(module, rate, None), float):
                 setattr(module, rate, 0.0)
-                changed = True
-    return changed
 
 
 def _two_passes(network: nn.Module, side_px: int) -> tuple[Tensor, Tensor]:

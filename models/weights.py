@@ -1,40 +1,34 @@
-"""Reads files of weights without running their code, and translates the names of their tensors.
-
-Four namings are known: torchvision's ResNets, which include the authors' published encoders; the authors' published
-pose networks ("backend_model.", "zroot_ref."); Lightning checkpoints of their pre-training ("encoder.features."); and
-ours ("encoder.resnet.", or "encoder.network." of other encoders).
-"""
+"""Weights: file -> tensors by name (`read_weights`) -> the library's names (`encoder_state`) -> `load_strictly`."""
 
 from __future__ import annotations
 
+import logging
 import pickle
 import re
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from peclr_dali.errors import UserError
+from peclr_dali.errors.terminal import in_one_line
 from peclr_dali.skeleton import HAND, hand_rows
 
 State = dict[str, Tensor]
-Naming = Literal["torchvision", "pose_published", "lightning", "ours", "ours_no_resnet"]
 
 PUBLISHED_SIDE_PX: Final = 224
 """Side of the views of the authors' pose networks; their 2D keypoints are in pixels of such a view."""
+OURS: Final = ("encoder.resnet.", "encoder.network.")
+"""What the names of an encoder's tensors begin with in a checkpoint of this project."""
 
-_PREFIXES: Final[dict[Naming, str]] = {
-    "pose_published": "backend_model.",
-    "lightning": "encoder.features.",
-    "ours": "encoder.resnet.",
-    "ours_no_resnet": "encoder.network.",
-}
-_LIGHTNING: Final = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
-"""Name in torchvision's ResNet of the N-th module in "encoder.features.N"."""
+_CHILDREN: Final = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
+"""torchvision's names of the modules 0, 1, ... of `nn.Sequential(*resnet.children())`."""
+
+log = logging.getLogger(__name__)
 
 
 class _StandIn:
@@ -46,49 +40,38 @@ class _StandIn:
 
 
 def read_weights(path: Path, *, key: str, expected: str) -> State:
-    """Read tensors by name from a file of safetensors or torch.save.
+    """Read tensors by name from a file of safetensors or torch.save, whatever its name ends in.
 
-    The tensors are at the top level, under "state_dict" or under "network". No code in the file is run. Lightning's
-    checkpoints contain objects of other classes (callbacks, settings), which are left out. A prefix "module."
-    (DataParallel) is removed.
-
-    Args:
-        key: the option or key that names the file, for messages, such as "encoder.weights".
-        expected: the expected content of the file, for messages.
+    The tensors are at the top level, or under "state_dict", "network" or "model". No code in the file is run. Objects
+    of other classes, such as the callbacks and settings in Lightning's checkpoints, are left out.
 
     Raises:
-        UserError: the file is missing or unreadable, can only be read by running its code, has no tensors by name, or
-            one is not finite.
+        UserError: the file cannot be read or only by running its code, has no tensors by name, or one is not finite.
+            The message has the `key` that names the file, such as "encoder.weights", and what is `expected`.
     """
+    origin = f"{key} = {str(path)!r}"
     if not path.is_file():
-        found = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
-        raise UserError(f"{key} = {str(path)!r} {found}: expected {expected}.")
+        raise UserError(f"{origin} {'is no file' if path.exists() else 'does not exist'}: expected {expected}.")
     try:
-        content: Any = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else _load_tensors_only(path)
+        content: Any = safetensors.torch.load_file(path) if is_safetensors(path) else _load_tensors_only(path)
     except MemoryError:
         raise
     except Exception as error:  # torch and safetensors raise many kinds for other files
-        if tarfile.is_tarfile(path):
-            raise UserError(
-                f"{key} = {str(path)!r} is an archive: unpack it first, with tar -xf, and name a file in it: expected "
-                f"{expected}."
-            ) from error
-        raise UserError(
-            f"{key} = {str(path)!r} cannot be read as a file of tensors only: expected {expected}, "
-            "saved by torch.save or safetensors."
-        ) from error
-    for nested in ("state_dict", "network"):
-        if isinstance(content, Mapping) and isinstance(content.get(nested), Mapping):
-            content = content[nested]
-            break
+        found = "is an archive: unpack it first" if tarfile.is_tarfile(path) else "cannot be read as a file of tensors"
+        raise UserError(f"{origin} {found}: expected {expected}, saved by torch.save or safetensors.") from error
+    if isinstance(content, Mapping):
+        content = next((content[at] for at in ("state_dict", "network", "model") if at in content), content)
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(
-            f"{key} = {str(path)!r} holds no state dict: expected {expected}, its tensors by name "
-            'at the top or under "state_dict".'
-        )
-    state = {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
-    require_finite(state, f"{key} = {str(path)!r}")
+        raise UserError(f"{origin} holds no tensors by name, at the top or under 'state_dict': expected {expected}.")
+    state = {str(name): tensor for name, tensor in content.items()}
+    require_finite(state, origin)
     return state
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether a file begins as one of safetensors: the length of its header in 8 bytes, then JSON."""
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
 
 
 def _load_tensors_only(path: Path) -> Any:
@@ -102,135 +85,88 @@ def _load_tensors_only(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def naming(state: Mapping[str, Tensor]) -> Naming:
-    """The naming of a state dict. An unknown one counts as torchvision's, and `check_state` refuses it later."""
-    for name, prefix in _PREFIXES.items():
-        if any(key.startswith(prefix) for key in state):
-            return name
-    return "torchvision"
+def encoder_state(state: Mapping[str, Tensor], wanted: Collection[str], origin: str) -> State:
+    """An encoder's tensors in its library's names, from a file in which those names may have a prefix.
+
+    The prefix may be that of our checkpoints, of the authors' pose networks ("backend_model."), of DataParallel
+    ("module."), of a compiled network ("_orig_mod.") or of another trainer ("backbone.", "encoder_q."). With a prefix,
+    all other tensors are left out. Of several encoders, such as MoCo's two, the first in the file is taken. The log
+    has the prefix and the `origin`, which is the file. `wanted` are the library's names.
+    """
+    if "layer1.0.conv1.weight" in wanted:
+        state = with_named_children(state)
+    some = next(iter(wanted))
+    prefixes = [key.removesuffix(some) for key in state if key == some or key.endswith(f".{some}")]
+    shares = {prefix: sum(prefix + name in state for name in wanted) for prefix in prefixes}
+    prefix = max(shares, key=shares.__getitem__, default="")
+    if prefix and prefix not in OURS:
+        others = [repr(other) for other in shares if shares[other] == shares[prefix] and other != prefix]
+        log.info("%s: taken are the tensors of %r%s", origin, prefix, "".join(f", not {other}" for other in others))
+    return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
 
 
-def encoder_state(state: Mapping[str, Tensor]) -> State:
-    """The encoder's tensors in its library's names, from any known naming. Other tensors are left out."""
-    found = naming(state)
-    if found == "torchvision":
-        return dict(state)
-    prefix = _PREFIXES[found]
-    inner = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
-    if found == "lightning":
-        for number, module in enumerate(_LIGHTNING):
-            inner = {re.sub(rf"^{number}\b", module, key): tensor for key, tensor in inner.items()}
-    return inner
+def with_named_children(state: Mapping[str, Tensor]) -> State:
+    """Give the numbered modules of a torchvision ResNet their names: those of the authors' Lightning checkpoints."""
+    numbered = [match[1] for match in (re.fullmatch(r"((?:.*\.)?)4\.0\.conv1\.weight", key) for key in state) if match]
+    for prefix in numbered:
+        for number, name in enumerate(_CHILDREN):
+            old, new = f"{prefix}{number}.", f"{prefix}{name}."
+            state = {new + key[len(old) :] if key.startswith(old) else key: value for key, value in state.items()}
+    return dict(state)
 
 
 def resnet_name(state: Mapping[str, Tensor]) -> str | None:
-    """Name of the ResNet that a state dict in torchvision's names belongs to; None if it belongs to none."""
-    blocks = {match[0] for match in (re.match(r"layer\d\.\d+\.", key) for key in state) if match}
-    deep = {16: "resnet50", 33: "resnet101", 50: "resnet152"}
-    return (deep if "layer1.0.conv3.weight" in state else {8: "resnet18", 16: "resnet34"}).get(len(blocks))
+    """Name of the ResNet whose tensors are in a file, in torchvision's names behind any prefix; None if it is none."""
+    blocks = {match[0] for match in (re.search(r"\blayer\d\.\d+\.", key) for key in state) if match}
+    is_deep = any(key.endswith("layer1.0.conv3.weight") for key in state)
+    names = {16: "resnet50", 33: "resnet101", 50: "resnet152"} if is_deep else {8: "resnet18", 16: "resnet34"}
+    return names.get(len(blocks))
 
 
 def pose_from_published(state: Mapping[str, Tensor]) -> State:
     """Convert a pose network of the authors to our names, order and units, with the palm as keypoint 0.
 
     Their last layer gives x and y in pixels of a 224-pixel view. Ours gives them in units of the side, from the centre.
-    Theirs has a 64th output, which nothing reads. Shapes are not checked here.
+    Theirs has a 64th output, which nothing reads. A missing tensor is a KeyError, another shape a RuntimeError.
     """
-    ours = {f"encoder.resnet.{key}": tensor for key, tensor in encoder_state(state).items() if key[:3] != "fc."}
-    rows = hand_rows("peclr", "freihand")
-    unit, center = _pixels(PUBLISHED_SIDE_PX)
-    weight, bias = state["backend_model.fc.weight"][:-1], state["backend_model.fc.bias"][:-1]
-    ours["head.weight"] = (_by_keypoint(weight)[rows] / unit[:, None]).flatten(0, 1).to(weight.dtype)
-    ours["head.bias"] = (_by_keypoint(bias)[rows] / unit - center).flatten().to(bias.dtype)
-    return ours | _refinement(state, "zroot_ref.", "refinement.", rows)
-
-
-def pose_to_published(network: Mapping[str, Tensor], *, side_px: int) -> State:
-    """The inverse of `pose_from_published`, for a network with a linear head and refinement.
-
-    Args:
-        side_px: side of the views that it was trained on. The result's 2D keypoints are in pixels of such a view.
-    """
-    theirs = {f"backend_model.{key}": tensor for key, tensor in encoder_state(network).items()}
-    rows = hand_rows("freihand", "peclr")
-    unit, center = _pixels(side_px)
-    weight, bias = network["head.weight"], network["head.bias"]
-    layer = {
-        "weight": (_by_keypoint(weight)[rows] * unit[:, None]).flatten(0, 1).to(weight.dtype),
-        "bias": ((_by_keypoint(bias)[rows] + center) * unit).flatten().to(bias.dtype),
+    ours = {
+        key.replace("backend_model.", "encoder.resnet.").replace("zroot_ref.", "refinement.", 1): tensor
+        for key, tensor in state.items()
+        if not key.startswith("backend_model.fc.")
     }
-    for name, value in layer.items():  # and the 64th output, which nothing reads
-        theirs[f"backend_model.fc.{name}"] = torch.cat([value, torch.zeros_like(value[:1])])
-    return theirs | _refinement(network, "refinement.", "zroot_ref.", rows)
-
-
-def _pixels(side_px: int) -> tuple[Tensor, Tensor]:
-    """Factors from our units to the authors' for (x, y, depth), and the view's centre in units of its side."""
-    return torch.tensor([side_px, side_px, 1], dtype=torch.float64), torch.tensor([0.5, 0.5, 0], dtype=torch.float64)
-
-
-def _by_keypoint(values: Tensor) -> Tensor:
-    """(63, ...) -> (21, 3, ...) in float64, so that a round trip only rounds once."""
-    return values.double().reshape(len(HAND), 3, *values.shape[1:])
-
-
-def _refinement(state: Mapping[str, Tensor], prefix: str, new_prefix: str, rows: list[int]) -> State:
-    """Rename the refinement and reorder its inputs: depths, X and Y of each keypoint, the root's depth."""
-    count = len(HAND)
-    pairs = [count + 2 * row + axis for row in rows for axis in (0, 1)]
-    columns = [*rows, *pairs, 3 * count]
-    renamed = {new_prefix + key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    first = f"{new_prefix}zroot_ref.0.weight"
-    return renamed | {first: renamed[first][:, columns]}
+    count, rows = len(HAND), hand_rows("peclr", "freihand")
+    unit_px, center = torch.tensor([[PUBLISHED_SIDE_PX, PUBLISHED_SIDE_PX, 1], [0.5, 0.5, 0]], dtype=torch.float64)
+    weight, bias = (state[f"backend_model.fc.{name}"][:-1].double() for name in ("weight", "bias"))
+    ours["head.weight"] = (weight.reshape(count, 3, -1)[rows] / unit_px[:, None]).flatten(0, 1).float()
+    ours["head.bias"] = (bias.reshape(count, 3)[rows] / unit_px - center).flatten().float()
+    # The refinement reads the depths, x and y of each keypoint, and the root's depth.
+    columns = [*rows, *(count + 2 * row + axis for row in rows for axis in (0, 1)), 3 * count]
+    first = "refinement.zroot_ref.0.weight"
+    return {**ours, first: ours[first][:, columns]}
 
 
 def require_finite(state: Mapping[str, Tensor], origin: str) -> None:
-    """Check that tensors are finite in float32, in which networks compute.
+    """Raise a `UserError` with the `origin` (a file) unless tensors are real and finite in float32.
 
-    Args:
-        origin: the file, for messages.
-
-    Raises:
-        UserError: a tensor holds NaN or infinity, or is sparse or complex; the message names the first one.
+    Networks compute in float32. A tensor of the device "meta" has no numbers.
     """
     for name, tensor in state.items():
-        if tensor.layout is not torch.strided or tensor.is_complex():
-            raise UserError(f"{origin}: {name} is a sparse or complex tensor; expected real weights. Name another file")
-        if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
-            raise UserError(f"{origin}: {name} holds NaN or infinity; expected finite weights. Name another file")
+        has_numbers = not tensor.is_meta and tensor.layout is torch.strided and not tensor.is_complex()
+        if not (has_numbers and bool(tensor.float().isfinite().all())):
+            found = "NaN or infinity" if has_numbers else "no real numbers (sparse, complex, or on the device meta)"
+            raise UserError(f"{origin}: {name} holds {found}; expected finite weights. Name another file")
 
 
-def check_state(
-    state: Mapping[str, Tensor],
-    wanted: Mapping[str, Tensor],
-    *,
-    origin: str,
-    model: str,
-    remedy: str,
-    ignored: Callable[[str], bool] = lambda key: False,
-) -> None:
-    """Check the names, shapes and kinds of the tensors that were read.
-
-    Args:
-        wanted: the expected tensors.
-        origin: the file, for messages. `model` is the name of the expected network, `remedy` the end of a message.
-        ignored: whether a name that is not in `wanted` is allowed.
+def load_strictly(network: nn.Module, state: Mapping[str, Tensor], *, origin: str, model: str) -> None:
+    """Load tensors by name: all that the network has, and no others.
 
     Raises:
-        UserError: a name or shape differs, or weights are integers; the message has the first difference.
+        UserError: a name or shape differs, or weights are integers; it says that `origin` does not fit `model`.
     """
-    problems = [f"{key} is missing" for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
-    problems += [
-        f"{key} is {tuple(state[key].shape)} instead of {tuple(value.shape)}"
-        for key, value in wanted.items()
-        if key in state and state[key].shape != value.shape
-    ]
-    problems += [
-        f"{key} is {str(state[key].dtype).removeprefix('torch.')} instead of floating-point numbers"
-        for key, value in wanted.items()
-        if key in state and value.is_floating_point() and not state[key].is_floating_point()
-    ]
-    problems += [f"{key} is unknown" for key in state if key not in wanted and not ignored(key)]
-    if problems:
-        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise UserError(f"{origin} does not fit {model}: {problems[0]}{more}: {remedy}")
+    try:
+        for key, _ in network.named_parameters():
+            if key in state and not state[key].is_floating_point():
+                raise RuntimeError(f"{key} holds integers")
+        network.load_state_dict(state)  # adds the batch counters that files from before 2018 lack
+    except RuntimeError as error:
+        raise UserError(f"{origin} does not fit {model}: {in_one_line(error, 300)}. Name another file") from error

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from peclr_dali.models.equivariance import undo_view
     from peclr_dali.models.losses.nt_xent import NTXent
-    from peclr_dali.models.losses.vicreg import VICReg
     from peclr_dali.pipelines.batch import Batch, View
     from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
     from peclr_dali.pipelines.loader.epoch_loader import EpochLoader, make_loader
@@ -34,7 +33,6 @@ __all__ = [
     "Lars",
     "NTXent",
     "PipelinesConfig",
-    "VICReg",
     "View",
     "World",
     "described_world",
@@ -46,7 +44,6 @@ __all__ = [
 _FOLDERS = {
     "models.equivariance": ("undo_view",),
     "models.losses.nt_xent": ("NTXent",),
-    "models.losses.vicreg": ("VICReg",),
     "pipelines.batch": ("Batch", "View"),
     "pipelines.config": ("DataConfig", "PipelinesConfig"),
     "pipelines.loader.epoch_loader": ("EpochLoader", "make_loader"),

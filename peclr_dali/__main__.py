@@ -21,12 +21,12 @@ def run() -> None:
     if heeded:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from peclr_dali.cli import main
-    from peclr_dali.machine.workers import clean_up_on_sigterm
+    from peclr_dali.machine.process import exit_on_sigterm
 
     if heeded:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "RANK" not in os.environ:  # a rank may wait in C++ for others, where no Python runs
-        clean_up_on_sigterm()
+        exit_on_sigterm()
     main()
 
 

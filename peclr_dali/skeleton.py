@@ -1,6 +1,6 @@
-"""Skeletons, of a hand and of a body: names of the keypoints, bones, and colours for drawing.
+"""The skeleton of a hand: names of the keypoints, bones, and colours for drawing.
 
-Each skeleton is a value. Code for any skeleton contains no number and no name of keypoints. Only FreiHAND's layout,
+The skeleton is a value. Other code contains no number and no name of keypoints. Only FreiHAND's layout,
 `PoseConfig`, the authors' weights and the renderer of hands do. This file imports neither torch nor DALI, since the
 configuration uses it.
 """
@@ -78,43 +78,7 @@ HAND: Final = Skeleton(
 )
 """FreiHAND's 21 keypoints in FreiHAND's order; the reference bone is FreiHAND's scale."""
 
-_LEFT: Final = (70, 170, 255)
-_RIGHT: Final = (255, 190, 60)
-_MIDDLE: Final = (110, 220, 90)
-
-BODY: Final = Skeleton(
-    name="body",
-    plural="bodies",
-    keypoints=(
-        "nose",
-        *(
-            f"{side}_{part}"
-            for part in ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
-            for side in ("left", "right")
-        ),
-    ),
-    root="left_hip",
-    reference_bone=(11, 5),
-    reference_bone_words="the trunk's left side, from hip to shoulder",
-    limbs=(
-        ((5, 6, 12, 11, 5), _MIDDLE),
-        ((5, 3, 1, 2, 4, 6), _MIDDLE),
-        ((1, 0, 2), _MIDDLE),
-        ((5, 7, 9), _LEFT),
-        ((11, 13, 15), _LEFT),
-        ((6, 8, 10), _RIGHT),
-        ((12, 14, 16), _RIGHT),
-    ),
-    groups=(
-        ("face", 5), ("shoulders", 2), ("elbows", 2), ("wrists", 2), ("hips", 2), ("knees", 2), ("ankles", 2),
-    ),
-    groups_order="left, then right",
-)  # fmt: skip
-"""COCO's 17 body points in COCO's order, with COCO's 19 bones."""
-
-SKELETONS: Final[Mapping[str, Skeleton]] = {
-    value.name: value for value in [*globals().values()] if isinstance(value, Skeleton)
-}
+SKELETONS: Final[Mapping[str, Skeleton]] = {HAND.name: HAND}
 """All skeletons by name. `pose.skeleton` takes these names."""
 
 HandOrder = Literal["freihand", "mano", "peclr"]

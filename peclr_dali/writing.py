@@ -15,69 +15,54 @@ from typing import Any, BinaryIO, cast
 
 from peclr_dali.errors import UserError
 
-_REMEDY = {
-    errno.ENOSPC: "Make room, or name another place",
-    errno.EDQUOT: "Make room, or name another place",
-    errno.EROFS: "Name a place that can be written to",
-    errno.EACCES: "Set the folder's rights, or name another",
-    errno.EPERM: "Set the folder's rights, or name another",
-    errno.ENOENT: "Make the folder first",
-    errno.ENXIO: "It is a pipe that nobody reads: name another file",
-}
-
 
 class NotWritten(UserError, OSError):  # noqa: N818  the error is the disk's
     """A file cannot be written. The old file, if any, is unchanged, and no partial file is left.
 
-    It is also an OSError, so that a run can distinguish it from wrong input and stop all its ranks first.
+    It is also an OSError, so that a run can keep it until all ranks stop.
     """
 
     def __str__(self) -> str:
-        remedy = _REMEDY.get(self.errno or 0, "Name another file")
-        return f"{self.filename} cannot be written: {self.strerror}. {remedy}"
+        return f"{self.filename} cannot be written: {self.strerror}. Make room, or name another place"
 
 
 @contextmanager
 def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file for writing; it replaces `path` when the block ends without an error.
 
-    A link stays: the file behind it is replaced and keeps its permissions. A path that is not a regular file, such as a
-    terminal, is written directly; a pipe that nobody reads is an error.
+    A link stays: the file behind it is replaced and keeps its permissions.
 
     Args:
         path: path of the file. The temporary file is in the same folder, with a name that ends in ".part".
         durable: wait until the data is on the disk, so that it survives a power cut.
 
     Raises:
-        NotWritten: the disk is full, or writing is not permitted.
+        NotWritten: the disk is full, writing is not permitted, or `path` is a folder, a device or a pipe.
     """
     target = Path(os.path.realpath(path))
-    replaces = not target.exists() or target.is_file() or target.is_dir()  # a folder is refused later
-    part = _beside(target) if replaces else target
+    part = _beside(target)
     written: _Written | None = None
     in_block = False
     try:
-        with part.open("xb") if replaces else open(part, "wb", opener=_without_waiting) as file:
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EINVAL, "not a regular file")
+        with part.open("xb") as file:
             written, in_block = _Written(file), True
             yield cast(BinaryIO, written)
             in_block = False
             file.flush()
-            if durable and replaces:
-                os.fsync(file.fileno())
-        if replaces:
-            with suppress(FileNotFoundError):
-                part.chmod(stat.S_IMODE(target.stat().st_mode))
-            part.replace(target)
             if durable:
-                _sync_folder(target.parent)
+                os.fsync(file.fileno())
+        with suppress(FileNotFoundError):
+            part.chmod(stat.S_IMODE(target.stat().st_mode))
+        part.replace(target)
+        if durable:
+            _sync_folder(target.parent)
     except BaseException as error:
-        if replaces:
-            with suppress(OSError):
-                part.unlink()
-        refused = written.error if written is not None else None
-        if (
-            refused is None and isinstance(error, OSError) and not in_block
-        ):  # the block may raise errors about other files
+        with suppress(OSError):
+            part.unlink()
+        refused = written.error if written is not None else None  # what the disk refused, whatever came of it
+        if refused is None and isinstance(error, OSError) and not in_block:
             refused = error
         if refused is None:
             raise
@@ -110,37 +95,17 @@ def refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
 
 
 def refuse_existing(outputs: Iterable[Path]) -> None:
-    """Raise a `UserError` if one of the files that a command will write exists already, or could not be written."""
+    """Raise a `UserError` if one of the files that a command will write exists already, or its folder does not."""
     for file in outputs:
-        try:
-            if os.path.lexists(file):  # a link that leads nowhere too
-                raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
-            if not file.parent.is_dir():
-                raise UserError(f"{file.parent}: no such folder. Make it first.")
-            file.touch()
-            file.unlink()
-        except OSError as error:
-            raise UserError(f"{file}: cannot be written ({error.strerror}). Name another file.") from error
+        if os.path.lexists(file):  # a link that leads nowhere too
+            raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
+        if not file.parent.is_dir():
+            raise UserError(f"{file.parent}: no such folder. Make it first.")
 
 
 def is_among(file: Path, others: Iterable[Path]) -> bool:
     """Whether a file is one of the others, under the same name or another; False if it does not exist."""
-    try:
-        here = file.stat()
-    except OSError:
-        return False
-    for other in others:
-        with suppress(OSError):
-            if os.path.samestat(here, other.stat()):
-                return True
-    return False
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file for writing. A pipe that nobody reads is an OSError; else the opening would wait for a reader."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    os.set_blocking(descriptor, True)
-    return descriptor
+    return any(file.exists() and other.exists() and file.samefile(other) for other in others)
 
 
 def _beside(target: Path) -> Path:

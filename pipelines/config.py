@@ -9,7 +9,7 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -30,7 +30,7 @@ from peclr_dali.errors import UserError
 
 SOURCES: Final = {
     name: f"peclr_dali.pipelines.sources.{name}:load_{name}"
-    for name in ("freihand", "youtube3d", "ho3d", "dexter_object", "coco", "hand100m", "folder", "shards")
+    for name in ("freihand", "youtube3d", "ho3d", "dexter_object", "coco", "folder", "shards")
 }
 """Layout -> "module:function" that makes an `Index` from a `DataConfig`; imported when it is called."""
 
@@ -46,23 +46,22 @@ class DataConfig:
 
     Attributes:
         source: layout of the files: "freihand", "youtube3d", "ho3d", "dexter_object", "coco" (images with keypoints in
-            COCO's JSON format), "hand100m" (SiMHand's hands in frames of Ego4D and 100DOH), "folder" (any tree of JPEG,
-            PNG and WebP files) or "shards" (what the commands `pack` and `index` write).
+            COCO's JSON format), "folder" (any tree of JPEG, PNG and WebP files) or "shards" (what the commands `pack`
+            and `index` write).
         root: the dataset's folder. For shards, also an address such as "s3://bucket/folder".
         part: the dataset's part, for `WITH_PARTS`. YouTube3DHands: "evaluation" is its test part.
         split: "train" and "val" divide the training part 90/10: FreiHAND by pose, HO-3D by recording, COCO by image,
-            Hand100M by video, shards by the group that was packed (such as FreiHAND's pose). YouTube3DHands has train
+            shards by the group that was packed (such as FreiHAND's pose). YouTube3DHands has train
             and val parts of its own; there "all" is the train part.
         versions: FreiHAND's background versions.
         box: FreiHAND: "center" (needs no labels), "joints" (from the labels, as in the authors' code) or a CSV or JSON
             file of boxes. A folder: a file of boxes, or "center" for the square around the whole image. HO-3D and
-            Dexter+Object: a file of boxes; without it, the square around the keypoints. YouTube3DHands, COCO, Hand100M
-            and packed shards: leave it out; the box is the square around the hand's mesh, the annotation's box, or the
+            Dexter+Object: a file of boxes; without it, the square around the keypoints. YouTube3DHands, COCO and
+            packed shards: leave it out; the box is the square around the hand's mesh, the annotation's box, or the
             packed box. Shards of other programs: as for a folder.
         center_frac: FreiHAND: side of the "center" box over the image's shorter side.
         box_margin: factor of the box's side. The whole image gets no margin.
-        annotations: COCO and Hand100M: the JSON file, relative to `root`; unset, annotations.json, or the million hands
-            of Ego4D.
+        annotations: COCO: the JSON file, relative to `root`; unset, annotations.json.
         regressor: YouTube3DHands: your file of MANO's 16 x 778 joint regressor; without it there are no keypoints.
         label_fraction: share of the samples to use, for fine-tuning with fewer labels. Whole poses or frames are
             chosen; a smaller share is a subset of a larger one.
@@ -73,13 +72,11 @@ class DataConfig:
             machine; unset, peclr-dali/shards in $XDG_CACHE_HOME or ~/.cache.
         cache_gb: largest size of this folder, in 10^9 bytes.
         positive: the second image of a row's pair of views. "self": the same image, as in PeCLR. "version": the same
-            pose before another background, in FreiHAND and shards of it. "time": another frame of the sequence, as in
-            TempCLR; a sequence is a folder, and the last number in a file's name its frame. "file": as `pairs` says, as
-            in SiMHand. An image without an admissible partner is its own. For pre-training only.
-        positive_frames: "time": the largest distance in frames.
-        pairs: "file": a CSV file with the header `file,positive`, or with the columns of the command `mine`; several
-            rows of an image are several admissible partners. Names as in a file of boxes. Hand100M: unset, the
-            positives of its annotations.
+            pose before another background, in FreiHAND and shards of it. "file": as `pairs` says. An image without an
+            admissible partner is its own. For pre-training only.
+        pairs: "file": a CSV file with the header `file,positive`, or `file,number,positive,positive_number` for images
+            with several hands, numbered from 0; several rows of an image are several admissible partners. Names as in
+            a file of boxes.
         bad_list: list of files to leave out, written by the `check-data` command.
         max_bad_share: a run stops if a larger share of the drawn images cannot be used.
         weight: for several sources. A source's share of every batch is its weight over the sum of all weights.
@@ -100,8 +97,7 @@ class DataConfig:
     shuffle_shards: Count | None = None
     cache: str | None = None
     cache_gb: Gigabytes = 100.0
-    positive: Literal["self", "version", "time", "file"] = "self"
-    positive_frames: Count = 5
+    positive: Literal["self", "version", "file"] = "self"
     pairs: str | None = None
     bad_list: str | None = None
     max_bad_share: Fraction = 0.01
@@ -113,41 +109,35 @@ class PipelinesConfig:
     """How views are made. These keys change the views only by rounding.
 
     Attributes:
-        backend: "dali" makes every pixel with DALI, or on a GPU as `gpu_views` says. "cpu" is the fast path on
-            CPUs, also beside a GPU: DALI decodes, and a Numba kernel warps and jitters as OpenCV would. "auto" is
-            "dali" on a GPU, else "cpu".
+        decoder: where DALI decodes. "auto" is "gpu" on a GPU with JPEG engines (A100, H100, H200, B200), else "cpu".
+        views: what makes the views of the decoded images. "gpu" is one Triton kernel; images that were decoded on the
+            CPU are copied to it. "cpu" is a Numba kernel, which warps and jitters as OpenCV would. "dali" is the graph
+            of DALI's own operators, on the device of the batches: the reference that the other two are tested against.
+            "auto" is "gpu" on a GPU and "cpu" without one; on a GPU without a C compiler, which Triton needs, "dali".
         batch: samples that are read and decoded together (a chunk, one batch of DALI), independent of the training
             batch; unset, 256, or fewer if the images are large.
-        threads: CPU threads of the decoder, and the same number for the fast path; unset, this process's share of the
+        threads: CPU threads of the decoder, and the same number for views = "cpu"; unset, this process's share of the
             cores, at most 16 if a GPU decodes.
         prefetch: chunks in DALI at once.
         ahead: training batches prepared ahead of the step.
-        hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
         decode: "whole" decodes whole images, "region" only the part of a large image that the views show. The decoded
             pixels are the same; a view of a region may differ by some levels before the colour jitter. "auto" decodes
             regions on a CPU if a sample of the images contains a large one, else whole images.
-        gpu_views: how backend "dali" makes views on a GPU: "graph" with the nodes of the DALI graph; "fused" with one
-            Triton kernel, which reads the decoded images and writes all views of a chunk, as the files for cards
-            choose. "fused" is not the default, since Triton needs a C compiler, as `train.compile` does.
     """
 
-    backend: Literal["auto", "dali", "cpu"] = "auto"
+    decoder: Literal["auto", "cpu", "gpu"] = "auto"
+    views: Literal["auto", "cpu", "gpu", "dali"] = "auto"
     batch: Annotated[Count, Field(le=65536)] | None = None
     threads: Threads | None = None
     prefetch: Queue = 2
     ahead: Queue = 2
-    hw_decoder_load: Fraction = 0.65
     decode: Literal["auto", "whole", "region"] = "auto"
-    gpu_views: Literal["fused", "graph"] = "graph"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, table: Any) -> Any:
-        """Read a table of an earlier version: leave out a key that never changed the views, and rename a backend."""
-        if not isinstance(table, dict):
-            return table
-        renamed = {"backend": "cpu"} if table.get("backend") == "opencv" else {}
-        return {key: table[key] for key in table if key != "decoder_memory"} | renamed
+    @model_validator(mode="after")
+    def _possible(self) -> PipelinesConfig:
+        if self.decoder == "gpu" and self.views == "cpu":
+            raise ValueError('views = "cpu" needs images decoded there: set decoder = "cpu", or views = "gpu"')
+        return self
 
 
 def box_file(config: DataConfig) -> Path | None:

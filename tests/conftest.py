@@ -6,9 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from peclr_dali.machine.compiled import choose_cache_folder
-
-choose_cache_folder()
 torch.set_num_threads(1)  # tests run side by side; one thread each also makes sums reproducible
 
 Record = Callable[..., None]
@@ -46,7 +43,7 @@ def logging_set_back() -> Iterator[None]:
 
 
 _LONGEST = (
-    "test_finetune.py", "test_pretrain.py", "test_missing_ranks.py", "test_gpu.py", "test_predict.py", "test_card.py",
+    "test_finetune.py", "test_pretrain.py", "test_missing_ranks.py", "test_predict.py",
     "test_export.py", "test_exif.py", "test_check_data.py", "test_views.py", "test_mutated_files.py",
     "test_remote_shards.py", "test_kills.py", "test_compiled.py", "test_one_run_per_folder.py", "test_report.py",
 )  # fmt: skip

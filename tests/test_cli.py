@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
         (["export", "--help"], "safetensors"),
         (["finetune", "--help"], "--from"),
         (["predict", "--help"], "--scale-m"),
-        (["experiment", "--help"], "--record"),
+        (["bench-loader", "--help"], "--record"),
     ],
 )
 def test_help_teaches(arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,10 +61,6 @@ WITHOUT_TORCH = {
     "pack --set optim.learning_rate=1 shards": 2,
     "bench-loader --set optim.learning_rate=1": 2,
     "bench-train --set optim.learning_rate=1": 2,
-    "bench-gpu --set optim.learning_rate=1": 2,
-    "experiment configs/studies/compositions.toml --set poses=many": 2,
-    "experiment configs/studies/compositions.toml --scale paper": 2,
-    "experiment configs/studies/compositions.toml --scale paper --list": 0,
     "probe --set optim.learning_rate=1": 2,
     "pretrain -c configs/demo.toml --print-config": 0,
 }
@@ -99,8 +95,6 @@ def test_a_configuration_is_answered_without_torch() -> None:
     assert {command: code for command, (code, *_) in answers.items()} == WITHOUT_TORCH
     lines = {command: err.count("\n") for command, (_, _, err, _) in answers.items()}
     assert lines == {command: code // 2 for command, code in WITHOUT_TORCH.items()}
-    listed = answers["experiment configs/studies/compositions.toml --scale paper --list"][1]
-    assert "torchrun --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml" in listed
 
 
 def test_the_printed_configuration_is_the_resolved_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,19 +153,6 @@ def test_warnings_of_commands_without_a_log_are_one_line_each(
     assert "\\x1b[31m\\nerror: lost.jpg cannot be used (HTML" in warning
 
 
-def test_any_error_of_the_system_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "closed" / "a"))
-
-    monkeypatch.setattr("peclr_dali.train.data.preview.preview", refuse)
-    assert run_cli("views", "out.png") == 2
-    assert capsys.readouterr().err == (
-        f"error: {tmp_path}/closed/a: Permission denied. Check the path and its permissions\n"
-    )
-
-
 def test_views_on_a_full_disk_are_one_line_and_leave_no_half_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,16 +183,6 @@ def test_views_are_not_written_over_an_image_of_the_data(
     assert image.read_bytes() == before
 
 
-def test_a_removed_current_folder_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert run_cli("make-data", "hands") == 2
-    assert capsys.readouterr().err.startswith("error: the current folder does not exist any more: change to another")
-
-
 def test_ctrl_c_during_the_imports_is_silent(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     call = subprocess.run(
@@ -240,14 +211,6 @@ def test_cuda_gets_all_hardware_queues_unless_the_user_says_how_many(
         text=True,
     )
     assert call.stderr == f"{expected}\n"
-
-
-def test_python_without_docstrings_is_refused_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-OO", str(ROOT / "cli.py"), "views", str(tmp_path / "out.png")]
-    call = subprocess.run(command, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, check=False)
-    assert call.returncode == 2
-    assert call.stderr.startswith(b"error: Python runs without docstrings (-OO or PYTHONOPTIMIZE = 2)")
-    assert call.stderr.count(b"\n") == 1
 
 
 @pytest.mark.usefixtures("logging_set_back")

@@ -119,7 +119,6 @@ PRETRAINING, FINETUNING = (dict(flatten(to_dict(kind()))) for kind in KINDS)
 PRETRAINING |= {key: value for key, value in FINETUNING.items() if key.startswith("pose.")}
 OF_SECTION = MappingProxyType({
     "Fine-tuning": FINETUNING,
-    "VICReg": PRETRAINING | {f"loss.{key}": value for key, value in to_dict(LOSSES["vicreg"]()).items()},
 })  # fmt: skip
 
 
@@ -153,29 +152,11 @@ def test_fidelity_gives_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "names"), [("SiMHand", ("simhand_rn50", "peclr_weighted_rn50")), ("TempCLR", ("tempclr_rn50",))]
-)
-def test_fidelity_gives_the_values_of_the_files_of_pairs(section: str, names: tuple[str, ...]) -> None:
-    """All that a file changes is in its table, with the file's value; files of one table differ in their data only."""
-    page = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
-    table = page.split(f"### {section}\n")[1].split("\n#")[0]
-    cells = [line.split("|")[-2] for line in table.splitlines() if line.startswith("| ")]
-    told = {key: tomllib.loads(f"v = {value}")["v"] for cell in cells for key, value in named_keys(cell) if value}
-    for name in names:
-        values = dict(flatten(to_dict(load_config(Config, [ROOT / "configs" / "pairs" / f"{name}.toml"], []))))
-        own = {key for key in values if key in ("run.out", "data.root") or (name != names[0] and key[:5] == "data.")}
-        changed = {key for key in values if values[key] != PRETRAINING.get(key)}
-        assert changed - told.keys() - own == set()
-        assert {key for key in told.keys() - own if values[key] != told[key]} == set()
-
-
-@pytest.mark.parametrize(
     ("section", "cell", "count"),
     [
         ("Colour", '`colour.hue = [0.01, 1]`, `.jitter = "hsv"`', 0),
         ("Colour", '`colour.hue = [0.02, 1]`, `.jitter = "none"`, `.saturation`', 3),
         ("Fine-tuning", '`colour.jitter = "hsv"`, `train.batch = 128`', 1),
-        ("VICReg", "`loss.invariance = 25`, `.variance = 24`", 1),
         ("Optimiser", '`optim.lr`, not set; `data.regressor = ""`', 1),
     ],
 )

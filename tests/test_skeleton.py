@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from peclr_dali.skeleton import BODY, FINGERS, HAND, SKELETONS, HandOrder, Skeleton, hand_rows
+from peclr_dali.skeleton import FINGERS, HAND, SKELETONS, HandOrder, Skeleton, hand_rows
 
 # Indices as their sources number them, written out: FreiHAND's and MANO's own, and those of the authors' test code.
 WHERE = {
@@ -48,23 +48,6 @@ def test_a_hands_bones_are_a_tree_from_the_wrist_outward() -> None:
     assert HAND.reference_bone in HAND.bones
     assert [HAND.keypoints[row] for row in HAND.reference_bone] == ["middle_mcp", "middle_pip"]
     assert [name for name, _ in HAND.groups] == ["wrist", *FINGERS]
-
-
-def test_the_body_has_cocos_keypoints_and_bones() -> None:
-    """Names and bones as `categories` of COCO's person_keypoints files hold them, counted from 1 there."""
-    assert BODY.keypoints == (
-        "nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder", "left_elbow",
-        "right_elbow", "left_wrist", "right_wrist", "left_hip", "right_hip", "left_knee", "right_knee", "left_ankle",
-        "right_ankle",
-    )  # fmt: skip
-    coco = [[16, 14], [14, 12], [17, 15], [15, 13], [12, 13], [6, 12], [7, 13], [6, 7], [6, 8], [7, 9], [8, 10],
-            [9, 11], [2, 3], [1, 2], [1, 3], [2, 4], [3, 5], [4, 6], [5, 7]]  # fmt: skip
-    bones = [frozenset(bone) for bone in BODY.bones]
-    assert len(bones) == len(set(bones))
-    assert set(bones) == {frozenset((a - 1, b - 1)) for a, b in coco}
-    mirrored = [BODY.keypoints[row] for row in BODY.mirror[:5]]
-    assert mirrored == ["nose", "right_eye", "left_eye", "right_ear", "left_ear"]
-    assert HAND.mirror == tuple(range(21))  # a hand keeps its names
 
 
 @pytest.mark.parametrize("skeleton", SKELETONS.values(), ids=SKELETONS)

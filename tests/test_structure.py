@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "peclr_dali"
-ROOMS = ("bench", "errors", "experiments", "machine", "models", "pipelines", "synthetic", "train")
+ROOMS = ("bench", "errors", "machine", "models", "pipelines", "synthetic", "train")
 """Folders of the package; four of them are links to folders of the checkout."""
 
 MODULES = [*sorted(PACKAGE.glob("*.py")), *(file for room in ROOMS for file in sorted((PACKAGE / room).rglob("*.py")))]
@@ -33,11 +33,10 @@ MAY_IMPORT = {
     "synthetic": {"bounds", "errors", "machine", "skeleton", "writing"},
     "train": _OF_TRAIN,
     "bench": _OF_TRAIN | {"train"},
-    "experiments": _OF_TRAIN | {"train", "bench"},
-    "cli": {"", "bench", "errors", "experiments", "machine", "train", "pipelines", "models"},
+    "cli": {"", "bench", "errors", "machine", "train", "pipelines", "models"},
     "__main__": {"cli", "machine"},
     "__init__": {"models", "pipelines", "train"},
-    "examples": {"", "models", "pipelines", "train"},
+    "examples": {"", "models", "pipelines", "skeleton", "train"},
     "tools": set[str](),
 }
 """What each part of the package may import of the others. Nobody may import `tests`, nor a part without its package."""
@@ -117,7 +116,7 @@ def test_tests_import_no_module_by_a_second_name() -> None:
         ("models", "def f():\n    from nvidia.dali import fn"),
         ("train", "from nvidia import dali"),
         ("train", "import peclr_dali.bench.loaders.peers"),
-        ("bench", "from peclr_dali.experiments.config import load_experiment"),
+        ("train", "from peclr_dali.bench.studies.study import Study"),
         ("models", "import torch.distributed as dist"),
         ("pipelines", "import torch\ntorch.distributed.barrier()"),
         ("cli", "from torch.distributed import barrier"),

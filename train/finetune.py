@@ -17,7 +17,7 @@ from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneTrainConfig
 from peclr_dali.train.config.tables import to_dict
-from peclr_dali.train.distributed.together import on_main
+from peclr_dali.train.distributed.all_ranks import on_main
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.constants import evaluation_constants
 from peclr_dali.train.pose.inference import Poses
@@ -114,14 +114,14 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         return dict(zip(result.losses._fields, torch.stack(result.losses).tolist(), strict=True))
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """Log sizes, backend, starting weights and the number of held-out images."""
+        """Log sizes, where pixels are made, starting weights and the number of held-out images."""
         encoder, frozen = self.config.encoder, self.config.train.frozen
         log.info(
-            "%d labelled images, %s held out for validation, %d steps per epoch, %s backend on %s, %s encoder %s, %s",
+            "%d labelled images, %s held out for validation, %d steps per epoch, %s on %s, %s encoder %s, %s",
             len(index),
             len(self._validation.index) if self._validation is not None else "none",
             steps_per_epoch,
-            loader.settings.backend,
+            loader.settings.described,
             self.world.device,
             "frozen" if frozen else "trained",
             self._start,

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.models.equivariance import build_undo
 from peclr_dali.models.health import health
-from peclr_dali.models.losses.loss import Loss
 from peclr_dali.models.network import ContrastiveNetwork, build_network
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader import Loader
@@ -28,7 +25,7 @@ from peclr_dali.train.probe.linear_probe import Probe, build_probe
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.pictures import save_loss
 from peclr_dali.train.steps.batch_statistics import synchronise
-from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views, keypoints_of_pairs
+from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views
 from peclr_dali.train.steps.optim import Lars, build_optimizer, describe
 from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.steps.training_state import compiled
@@ -46,10 +43,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
     """Pre-training: encoder and projection head, LARS around Adam, the loss. Other arguments as `TrainingState`.
 
     Args:
-        index: the images, for the probe and to check their keypoints; None: no probe and no check.
-
-    Raises:
-        UserError: the loss needs keypoints, and some are not known.
+        index: the images, for the probe; None: no probe.
     """
 
     title = "pre-training"
@@ -60,8 +54,6 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         self, config: Config, world: World, steps_per_epoch: int, index: Index | None = None, *, fresh: bool
     ) -> None:
         self.config, self._index = config, index
-        if config.loss.needs_keypoints and index is not None:
-            _require_keypoints(index, config.loss)
         self._probe_every = max(1, round(config.probe.every_epochs * steps_per_epoch))
         train = config.train
         super().__init__(config, world, steps_per_epoch, fresh=fresh)
@@ -81,7 +73,6 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             config.loss,
             batch=train.batch,
             micro_batch=train.micro_batch,
-            loss_inputs=keypoints_of_pairs if config.loss.needs_keypoints else lambda _: (),
             recompute=train.recompute,
             reserved_bytes=_bytes_of_batches(config, world),
             spare_graphs=int(recorded),
@@ -89,7 +80,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             world=world,
         )
         self.own_work = self.exact.own_work
-        self._graph = StepGraph(self.network, self.own_work) if recorded else None
+        self._graph = StepGraph(self.exact) if recorded else None
 
     def build_network(self, encoder: EncoderConfig) -> ContrastiveNetwork:
         """Normalisation, encoder and projection head."""
@@ -126,22 +117,21 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return dict(zip(figures, read, strict=True))
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """Log sizes, backend and optimiser, and the sources' rows of a batch if there are several."""
+        """Log sizes, where pixels are made and optimiser, and the sources' rows of a batch if there are several."""
         whole = int((index.box_px[:, 2] == 0).sum())
         log.info(
-            "%d images%s, %d steps per epoch, %s backend on %s, %s, %s",
+            "%d images%s, %d steps per epoch, %s on %s, %s, %s",
             len(index),
             f", {'all' if whole == len(index) else whole} used whole, without a box" if whole else "",
             steps_per_epoch,
-            loader.settings.backend,
+            loader.settings.described,
             self.world.device,
             describe(self.optimizer),
             self.precision,
         )
         train = self.config.train
         if train.cuda_graph and self._graph is None and self.world.device.type == "cuda":
-            slow = ", and without it a compiled step may be slower than train.compile = false" if train.compile else ""
-            log.warning("train.cuda_graph has no effect on several ranks, or with a loss that takes keypoints%s", slow)
+            log.warning("train.cuda_graph has no effect with train.sync_batch_norm on several ranks")
         if index.sources:
             rows = rows_per_batch([source.weight for source in index.sources], self.config.train.batch)
             parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]
@@ -185,9 +175,9 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
 
 def is_recorded(config: Config, world: World) -> bool:
-    """Whether steps are recorded as a CUDA graph: not exchanges of ranks, nor keypoints, which come from the host."""
-    on_one_gpu = world.device.type == "cuda" and world.world_size == 1
-    return config.train.cuda_graph and on_one_gpu and not config.loss.needs_keypoints
+    """Whether steps are recorded: not on a CPU, nor with exchanges of ranks within SyncBatchNorm."""
+    exchanges_in_layers = config.train.sync_batch_norm and world.world_size > 1
+    return config.train.cuda_graph and world.device.type == "cuda" and not exchanges_in_layers
 
 
 def _bytes_of_batches(config: Config, world: World) -> int:
@@ -195,18 +185,3 @@ def _bytes_of_batches(config: Config, world: World) -> int:
     share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
     held = config.pipelines.ahead + 2 + is_recorded(config, world)
     return held * len(share) * Pretraining.views * 3 * config.geometry.side_px**2
-
-
-def _require_keypoints(index: Index, loss: Loss) -> None:
-    """Check that all keypoints of all images are known."""
-    remedy = "Leave out such images (data.bad_list) or choose loss.name = 'nt_xent'"
-    unknown: npt.NDArray[np.bool_] = np.ones(len(index), bool)
-    if index.keypoints_px is None:
-        remedy = "Use a labelled source (docs/datasets.md) or loss.name = 'nt_xent'"
-    else:
-        unknown = ~np.isfinite(index.keypoints_px.sum(axis=(1, 2)))
-    if unknown.any():
-        raise UserError(
-            f"{index.name}: {unknown.sum()} of {len(index)} images, such as {index.path(int(unknown.argmax()))}, lack "
-            f"keypoints, and the {loss.title} needs all of them. {remedy}"
-        )

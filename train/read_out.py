@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from peclr_dali.errors import ReportedByAnotherRank, UserError
+from peclr_dali.errors import UserError
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
@@ -53,8 +53,9 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
     )
     world, folder = described_world(config.train.device), RunFolder(Path(config.run.out), keep=1)
     if world.world_size > 1:
-        kind = UserError if world.local_rank == 0 else ReportedByAnotherRank
-        raise kind(f"a read-out is fitted by one process, and torchrun started {world.world_size}: leave torchrun out")
+        raise UserError(
+            f"a read-out is fitted by one process, and torchrun started {world.world_size}: leave torchrun out"
+        )
     with folder.lock(config, resume):
         if folder.check(config, resume) is not None:
             log.info("%s holds the fitted head already", folder.root)

@@ -24,9 +24,9 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.config.tables import FREE_BETWEEN_RANKS, first_difference, first_different_key, flatten, to_dict
+from peclr_dali.train.distributed.all_ranks import on_all_ranks, on_main, require_same, steps_of_all_ranks
 from peclr_dali.train.distributed.interrupt import Interrupted, StopSignals
-from peclr_dali.train.distributed.together import on_main, steps_of_all_ranks, together
-from peclr_dali.train.distributed.world import World, described_world, joined, require_same
+from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpoint import BackgroundWriter, load_checkpoint
 from peclr_dali.train.runs.folder import Resume, RunFolder
@@ -34,7 +34,6 @@ from peclr_dali.train.runs.log import warned_once
 from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.runs.pictures import save_views
 from peclr_dali.train.runs.profiler import profiled
-from peclr_dali.train.runs.trackers import require_installed
 from peclr_dali.train.steps.optim import describe
 from peclr_dali.train.steps.training_state import N, R, TrainingState
 
@@ -111,20 +110,21 @@ class Trainer:
 
     def _run(self) -> None:
         config, world, folder = self.config, self.world, self.folder
-        on_main(world, lambda: require_installed(config.run.trackers))
         set_threads(config.train.threads, world)
         torch.manual_seed(config.run.seed)
 
         with warned_once(world):
-            index = together(world, lambda: load_index(config.data))
+            index = on_all_ranks(world, lambda: load_index(config.data))
         if world.world_size > 1:
             require_same(world, "data", index.in_words(), "Make data.root alike on all hosts")
-        epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch, "train.batch"))
+        epoch_steps = on_all_ranks(world, lambda: steps_per_epoch(index, config.train.batch, "train.batch"))
         order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
         checkpoint = world.gather_objects(on_main(world, lambda: folder.check(config, self.resume)))[0]
         with warned_once(world):
-            task = together(world, lambda: self.build_task(config, world, epoch_steps, index, fresh=checkpoint is None))
+            task = on_all_ranks(
+                world, lambda: self.build_task(config, world, epoch_steps, index, fresh=checkpoint is None)
+            )
         if world.world_size > 1:
             require_same(world, "data to validate on", task.held_out, "Make data.root alike on all hosts")
         remedy = 'Install NVIDIA apex on every host or on none, or set optim.backend = "torch"'
@@ -132,7 +132,7 @@ class Trainer:
         require_same(world, "precisions", task.precision, "Set train.precision to one that all hosts have")
         bad_files = BadFiles(index, config.data, folder.quarantine_file, world)
         if checkpoint is not None:
-            together(world, lambda: self._restore(task, bad_files, checkpoint, index.counts))
+            on_all_ranks(world, lambda: self._restore(task, bad_files, checkpoint, index.counts))
             config = self.config
         if task.steps_done >= task.total_steps:
             log.info("%s has finished its %d steps already", folder.root, task.total_steps)
@@ -143,7 +143,7 @@ class Trainer:
         mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
         schedule = Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps)
         build = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
-        loader = together(world, partial(build, views=task.views, processes_here=world.local_world_size))
+        loader = on_all_ranks(world, partial(build, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
             task.log_start(index, loader, epoch_steps)
         self._take_steps(task, bad_files, index, loader)
@@ -203,7 +203,8 @@ class Trainer:
                     with meter.writing():
                         save_views(folder.views_picture, batch, index)
 
-                result = task.step(batch.to(world.device))
+                with _memory_advice():
+                    result = task.step(batch.to(world.device))
 
                 done = task.steps_done
                 last = done == task.total_steps
@@ -214,7 +215,7 @@ class Trainer:
                     # Names a missing rank. What reads the GPU below would wait for it without this time limit.
                     world.barrier()
                 if log_now or save_now:
-                    together(world, partial(meter.require_finite_loss, result))
+                    on_all_ranks(world, partial(meter.require_finite_loss, result))
                 meter.after_step(batch, result, log_now=log_now)
                 if task.validation_due and world.device.type == "cuda":
                     # Else the pause would begin before the GPU has finished the steps, and they would seem shorter.
@@ -225,19 +226,19 @@ class Trainer:
                 with meter.writing():
                     bad_files.count(batch, loader.quarantine.reasons, agree=log_now or save_now)
                 if save_now or bad_files.too_many:
-                    together(world, meter.require_finite_weights)
+                    on_all_ranks(world, meter.require_finite_weights)
                     if world.is_main:
                         about = {
                             "config": to_dict(config), "images": index.counts, "backend": describe(task.optimizer),
                         }  # fmt: skip
                         writer.save(done, {**about, **task.state_dict(), "bad_files": bad_files.state_dict()})
                 if bad_files.too_many:
-                    together(world, writer.finish)
-                    together(world, partial(bad_files.require_few, done))
+                    on_all_ranks(world, writer.finish)
+                    on_all_ranks(world, partial(bad_files.require_few, done))
                 if stopping and not last:
-                    together(world, writer.finish)
+                    on_all_ranks(world, writer.finish)
                     raise Interrupted(stop.signal_number, done, folder.root)
-            together(world, writer.finish)
+            on_all_ranks(world, writer.finish)
 
 
 def _require_same_configuration(world: World, config: object) -> None:
@@ -248,6 +249,19 @@ def _require_same_configuration(world: World, config: object) -> None:
         if (key := first_different_key(everybody[0], other, FREE_BETWEEN_RANKS)) is not None:
             remedy = "Start all ranks with the same files and options"
             require_same(world, f"values of {key}", repr(mine.get(key)), remedy)
+
+
+@contextmanager
+def _memory_advice() -> Iterator[None]:
+    """Add a note to an error of a GPU's memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        error.add_note(
+            "Lower train.micro_batch, on which batch norm depends; in pre-training train.recompute = 'always' needs "
+            "less memory too."
+        )
+        raise
 
 
 @contextmanager

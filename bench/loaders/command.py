@@ -17,11 +17,7 @@ from peclr_dali.train.commands.options import IntegerRange, config_options, pret
 @click.option("--batch", default=256, show_default=True, type=IntegerRange(1, 65536), help="Images in a batch.")
 @rounds_options(7)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other loaders too.")
-@click.option(
-    "--large",
-    is_flag=True,
-    help="Measure on 1280 x 720 frames that contain a hand; they are made from the configured images.",
-)
+@click.option("--large", is_flag=True, help="Measure on 1280 x 720 frames, made from the configured images of hands.")
 @output_options
 def bench_loader(
     files: Sequence[Path],
@@ -40,6 +36,8 @@ def bench_loader(
       python cli.py bench-loader
       python cli.py bench-loader --record bench/results/loader.jsonl
       taskset -c 0-3 python cli.py bench-loader --large
+
+    On a GPU it measures the peers that decode there too. A peer that cannot run here is left out, and a line says why.
     """
     config = pretraining_config(files, overrides)
     from peclr_dali.bench.loaders.frames import large_frames
@@ -55,11 +53,7 @@ def bench_loader(
     from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
-    rounds = Rounds(repeats=repeats, repeat_s=seconds)
+    rounds, device = Rounds(repeats=repeats, repeat_s=seconds), described_world(config.train.device).device
     with progress_bar("measuring") as progress:
-        device = described_world(config.train.device).device
-        sources = "large" if large else "small"
-        row = compare_loaders(
-            config, rounds, batch=batch, peers=peers, device=device, sources=sources, progress=progress
-        )
-    tell(row, *as_tables(row), row["verdict"])
+        row = compare_loaders(config, rounds, batch=batch, peers=peers, device=device, large=large, progress=progress)
+    tell(row, *as_tables(row))

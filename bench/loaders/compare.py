@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 from rich.table import Table
 
-from peclr_dali.bench.loaders.parts import parts_of_loader
-from peclr_dali.bench.loaders.peers import installed_peers
-from peclr_dali.bench.measure import Progress, Rate, Rounds, Start, measure_in_rounds
-from peclr_dali.bench.our_loader import our_batches
+from peclr_dali.bench.loaders.parts import DECODE, READ, parts_of_loader
+from peclr_dali.bench.loaders.peers import offered_peers
+from peclr_dali.bench.loaders.peers.paper_views import Files
+from peclr_dali.bench.measure import Progress, Rounds, Start, measure_in_rounds
+from peclr_dali.bench.our_loader import make_endless_loader, name_of, our_batches, where_pixels_are_made
 from peclr_dali.bench.rows import Row, as_table, describe_machine
 from peclr_dali.errors import UserError
 from peclr_dali.machine.cores import available_cores
 from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.exif import upright_size_px
 from peclr_dali.pipelines.files.image_file import BadImage
+from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.config.tables import to_dict
@@ -42,25 +44,15 @@ _REMEDY: Final = {
 
 
 def compare_loaders(
-    config: Config,
-    rounds: Rounds,
-    *,
-    batch: int,
-    peers: bool,
-    device: torch.device,
-    sources: str = "small",
-    progress: Progress,
+    config: Config, rounds: Rounds, *, batch: int, peers: bool, device: torch.device, large: bool, progress: Progress
 ) -> dict[str, Any]:
-    """Measure our loader as configured, its parts, and every installed peer in rounds.
+    """Measure our loader as configured, its parts, and every peer that can run here, in rounds.
 
     Args:
-        config: configuration of pre-training; the data has at least as many images as a batch.
-        rounds: how long to measure.
-        batch: images in a batch.
+        batch: images in a batch; the data has as many or more.
         peers: whether to measure other loaders too.
-        device: device of our loader's batches.
-        sources: "small" or "large" images, for the row.
-        progress: called after each repeat.
+        device: device of our loader's batches; peers on a GPU use the current one.
+        large: whether the data are the frames of `frames.py`, for the row.
 
     Returns:
         A row of bench/results/. "loaders" begins with ours; "stages" are its parts, each alone.
@@ -68,36 +60,65 @@ def compare_loaders(
     Raises:
         UserError: an image cannot be used.
     """
-    index, cores = load_index(config.data), available_cores()
-    paths = [] if index.store is not None else [index.path(sample) for sample in range(len(index))]
-    if not paths:
+    index = load_index(config.data)
+    make_loader = partial(make_endless_loader, index, config, batch, device)
+    with make_loader() as loader:
+        where = where_pixels_are_made(loader.settings)
+    ours = f"as configured; decoder: {where['decoder']}, views: {where['views']}"
+    loaders: dict[str, tuple[str, Start]] = {OURS: (ours, partial(our_batches, index, config, batch, device))}
+    if index.store is not None:
         log.info("packed data: other loaders are left out, since they need single files")
-    require_sound(paths)  # reading also fills the page cache, for all loaders alike
-
-    ours = partial(our_batches, index, config, batch, device)
-    loaders: dict[str, tuple[str, Start]] = {OURS: (f"as configured, backend {config.pipelines.backend}", ours)}
-    for name, peer in installed_peers().items() if peers and paths else ():
-        loaders[name] = peer.description, partial(peer.start, paths, index.box_px, cores, batch)
-    everything = loaders | parts_of_loader(index, config, batch, device)
+    else:
+        files, only_jpegs = checked_files(index)  # reading also fills the page cache, for all loaders alike
+        for name, peer in offered_peers(device, only_jpegs=only_jpegs).items() if peers else ():
+            loaders[name] = peer.description, partial(peer.start, files, available_cores(), batch)
+    everything = loaders | parts_of_loader(make_loader, len(index))
     gc.freeze()  # as pre-training does
     rates = measure_in_rounds([start for _, start in everything.values()], rounds, progress)
     entries = [
-        {"name": name, "description": description, **_figures(rate, rates[0])}
-        for (name, (description, _)), rate in zip(everything.items(), rates, strict=True)
+        {"name": name, "description": what, **rate.as_row(), "ours_is": [round(x, 3) for x in rates[0].over(rate)]}
+        for (name, (what, _)), rate in zip(everything.items(), rates, strict=True)
     ]
     tables = to_dict(config)
     row = {
         "bench": "loader",
         "machine": describe_machine(),
         "settings": {**asdict(rounds), "batch": batch},
-        "sources": sources,
+        "sources": "large" if large else "small",
         "config": {name: tables[name] for name in ("data", "geometry", "colour", "appearance", "pipelines")},
         "device": str(device),
+        "card": name_of(device),
+        **where,
         "images_per_row": 1 if index.partners is None else 2,
         "loaders": entries[: len(loaders)],
         "stages": entries[len(loaders) :],
     }
     return row | {"verdict": verdict(row)}
+
+
+def checked_files(index: Index) -> tuple[Files, bool]:
+    """Read and check every file, since other loaders stop at a bad one; and whether all files are JPEGs.
+
+    Raises:
+        UserError: a file cannot be used.
+    """
+    paths = [index.path(sample) for sample in range(len(index))]
+    stored_px, orientations, only_jpegs = [], [], True
+    for path in paths:
+        try:
+            image = check_image(np.fromfile(path, np.uint8))
+        except (OSError, BadImage) as error:
+            raise UserError(
+                f"{path}: cannot be used ({getattr(error, 'strerror', None) or error}). List such files with 'python "
+                "cli.py check-data' and leave them out with --set data.bad_list=..."
+            ) from error
+        stored_px.append(image.size_px)
+        orientations.append(image.orientation)
+        only_jpegs &= image.is_jpeg
+    height_px, width_px = upright_size_px(np.array(stored_px), np.array(orientations)).T
+    whole_px = np.stack([width_px / 2, height_px / 2, np.maximum(width_px, height_px)], axis=1)
+    boxes_px = np.where(index.box_px[:, 2:] == 0, whole_px, index.box_px).astype(np.float32)
+    return Files([str(path) for path in paths], boxes_px), only_jpegs
 
 
 def verdict(row: Row) -> str:
@@ -114,26 +135,13 @@ def verdict(row: Row) -> str:
             f"makes {slowest['images_per_s']:.0f}: raise pipelines.threads, pipelines.prefetch or pipelines.batch."
         )
     parts_ms = {one["name"]: float(one["cpu_ms_per_image"]) for one in row["stages"]}
-    read_ms, decode_ms = parts_ms["read only"], parts_ms["decode only"]
-    views_ms = max(ours["cpu_ms_per_image"] - read_ms - decode_ms, 0.0)
-    costs = {"reading": read_ms, "decoding": decode_ms, "making views": views_ms}
+    views_ms = max(ours["cpu_ms_per_image"] - parts_ms[READ] - parts_ms[DECODE], 0.0)
+    costs = {"reading": parts_ms[READ], "decoding": parts_ms[DECODE], "making views": views_ms}
     most = max(costs, key=lambda name: costs[name])
     return (
         f"{made}; the processor limits it ({busy:.0%} of {cores} cores busy), and {most} takes "
         f"{costs[most] / sum(costs.values()):.0%} of its time: change to {_REMEDY[most]}."
     )
-
-
-def require_sound(paths: Sequence[Path]) -> None:
-    """Read and check every file, since other loaders stop at a bad one. A bad file is a `UserError`."""
-    for path in paths:
-        try:
-            check_image(np.fromfile(path, np.uint8))
-        except (OSError, BadImage) as error:
-            raise UserError(
-                f"{path}: cannot be used ({getattr(error, 'strerror', None) or error}). List such files with 'python "
-                "cli.py check-data' and leave them out with --set data.bad_list=..."
-            ) from error
 
 
 def as_tables(row: Row) -> Iterator[Table | str]:
@@ -143,6 +151,7 @@ def as_tables(row: Row) -> Iterator[Table | str]:
     yield as_table(f"{what}, {row['settings']['repeats']} rounds", heads, map(_line, row["loaders"]))
     yield as_table("parts of this loader, each alone", heads, map(_line, row["stages"]))
     yield "\n".join(f"{one['name']}: {one['description']}" for one in (*row["loaders"], *row["stages"]))
+    yield row["verdict"]
 
 
 def _line(entry: Row) -> tuple[str, ...]:
@@ -155,15 +164,3 @@ def _line(entry: Row) -> tuple[str, ...]:
         f"{entry['cores_busy']:.2f}",
         "{:.2f} x ({:.2f} to {:.2f})".format(*entry["ours_is"]),
     )
-
-
-def _figures(rate: Rate, ours: Rate) -> dict[str, Any]:
-    return {
-        "images_per_s": round(rate.mean, 1),
-        "interval": [round(edge, 1) for edge in rate.interval],
-        "repeats": [round(value, 1) for value in rate.images_per_s],
-        "cpu_ms_per_image": round(rate.cpu_s_per_image * 1e3, 3),
-        "cores_busy": round(rate.cores_busy, 2),
-        "images": rate.images,
-        "ours_is": [round(edge, 3) for edge in ours.over(rate)],
-    }

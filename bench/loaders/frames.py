@@ -11,7 +11,6 @@ from typing import Final
 import cv2
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, each_source
@@ -19,12 +18,8 @@ from peclr_dali.pipelines.sources import load_index
 
 FRAME_PX: Final = (720, 1280)
 BOX_PX: Final = 250
-QUALITY: Final = 90
 HAND_FRAC: Final = 0.6
 """Side of the hand's box over the side of a picture that shows one hand."""
-
-_FOLDER: Final = Path(".data/bench-frames")
-_COUNT: Final = 512
 
 
 def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
@@ -32,11 +27,11 @@ def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
     index = load_index(data)
     if index.store is not None:
         raise UserError("--large makes frames from single image files: use a source that is not packed")
-    folder = _FOLDER / hashlib.sha256(f"{index.name} {index.root.absolute()} {len(index)}".encode()).hexdigest()[:12]
+    name = hashlib.sha256(f"{index.name} {index.root.absolute()} {len(index)}".encode()).hexdigest()[:12]
+    folder = Path(".data/bench-frames") / name
     if not folder.exists():
         unfinished = folder.with_suffix(".part")
-        with Console(stderr=True).status(f"making {_COUNT} large frames in {folder}"):
-            make_frames([index.path(sample) for sample in range(len(index))], unfinished, _COUNT)
+        make_frames([index.path(sample) for sample in range(len(index))], unfinished, 512)
         unfinished.rename(folder)
     margin = each_source(data)[0].box_margin
     return DataConfig(source="folder", root=str(folder), box=str(folder / "boxes.csv"), box_margin=margin)
@@ -46,11 +41,10 @@ def make_frames(pictures: Sequence[Path], out: Path, count: int) -> None:
     """Write JPEG frames of 1280 x 720 pixels and boxes.csv to `out`, as the source "folder" reads them.
 
     The background is a mosaic of enlarged pictures of hands. One more picture lies on it, enlarged so that the box of
-    its hand is 250 pixels wide. A picture that cannot be read is a `UserError`.
+    its hand is 250 pixels wide.
     """
     out.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(0)
-    height, width = FRAME_PX
+    rng, (height, width) = np.random.default_rng(0), FRAME_PX
     tile, side = height // 2, round(BOX_PX / HAND_FRAC)
     margin = (side - BOX_PX) // 2
     with (out / "boxes.csv").open("w", newline="") as file:
@@ -62,13 +56,10 @@ def make_frames(pictures: Sequence[Path], out: Path, count: int) -> None:
             top, left = int(rng.integers(height - side)), int(rng.integers(width - side))
             frame[top : top + side, left : left + side] = _picture(pictures, rng, side)
             name, x0, y0 = f"{number:05}.jpg", left + margin, top + margin
-            cv2.imwrite(str(out / name), frame, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
+            cv2.imwrite(str(out / name), frame, [cv2.IMWRITE_JPEG_QUALITY, 90])
             rows.writerow([name, x0, y0, x0 + BOX_PX, y0 + BOX_PX])
 
 
 def _picture(pictures: Sequence[Path], rng: np.random.Generator, side_px: int) -> npt.NDArray[np.uint8]:
-    path = pictures[int(rng.integers(len(pictures)))]
-    picture = cv2.imread(str(path))
-    if picture is None:
-        raise UserError(f"{path}: not a readable image; expected pictures of hands. Replace it.")
+    picture = np.asarray(cv2.imread(str(pictures[int(rng.integers(len(pictures)))])), np.uint8)
     return np.asarray(cv2.resize(picture, (side_px, side_px), interpolation=cv2.INTER_CUBIC), np.uint8)

@@ -22,7 +22,7 @@ def bench_train(
     seconds: float,
     tell: Callable[..., None],
 ) -> None:
-    """Measure the training step on batches in memory and with the loader, and the cost of the exact large batch.
+    """Measure the training step on batches in memory and with the loader: does training wait for data?
 
     \b
       python cli.py bench-train -c configs/demo.toml
@@ -30,14 +30,11 @@ def bench_train(
     """
     config = pretraining_config(files, overrides)
     from peclr_dali.bench.measure import Rounds
-    from peclr_dali.bench.rows import as_table
-    from peclr_dali.bench.training import report, step
+    from peclr_dali.bench.training import step
     from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     rounds = Rounds(repeats=repeats, repeat_s=seconds, warmup_s=1.0)
     with progress_bar("stepping") as progress:
-        row = step.bench_train(config, rounds, progress)
-    first = row["precisions"][0]
-    title = f"{first['device']}: batches of {first['batch']} in micro-batches of {first['micro_batch']}"
-    tell(row, as_table(f"{title}, 95 % intervals", ("", first["precision"]), report.lines(row)))
+        row = step.bench_train(config, [file.stem for file in files], rounds, progress)
+    tell(row, step.as_table_of(row))

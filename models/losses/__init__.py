@@ -12,10 +12,8 @@ from pydantic_core import InitErrorDetails
 
 from peclr_dali.models.losses.loss import Loss
 from peclr_dali.models.losses.nt_xent import NTXent
-from peclr_dali.models.losses.vicreg import VICReg
-from peclr_dali.models.losses.weighted_nt_xent import WeightedNTXent
 
-LOSSES: dict[str, type[Loss]] = {"nt_xent": NTXent, "weighted_nt_xent": WeightedNTXent, "vicreg": VICReg}
+LOSSES: dict[str, type[Loss]] = {"nt_xent": NTXent}
 """Value of `loss.name` -> class of the loss. Entries may be added before a configuration is read."""
 
 

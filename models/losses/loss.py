@@ -17,11 +17,9 @@ class Loss(ABC):
 
     Attributes:
         title: title of the loss's curve.
-        needs_keypoints: whether it is called with the keypoints in each view too, (V, N, K, 2) in pixels of the view.
     """
 
     title: ClassVar[str] = "loss"
-    needs_keypoints: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, embeddings: Tensor) -> Tensor:
@@ -66,7 +64,7 @@ class AnchorLoss(Loss):
         """
 
     def __call__(self, embeddings: Tensor, *inputs: Tensor) -> Tensor:
-        """The sum over all anchors; further `inputs`, such as keypoints, are passed on to `share`."""
+        """The sum over all anchors; further `inputs` of `ExactStep` are passed on to `share`."""
         from peclr_dali.models.losses.tensors import require_floats
 
         require_floats("embeddings", embeddings, ("V", "N", "D"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,25 +12,7 @@ from torch.nn import functional as F
 from peclr_dali.models.losses.loss import require_pairs
 
 
-class Weights(NamedTuple):
-    """Constant factors of the cosines. None: 1.
-
-    Attributes:
-        of_positives: (N,), of each pair in its anchors' numerators.
-        of_rows: function that takes a range of the 2N views and returns (n, 2N), of these views and all views in the
-            denominators. The positive is among them.
-    """
-
-    of_positives: Tensor | None
-    of_rows: Callable[[int, int], Tensor] | None
-
-
-NO_WEIGHTS = Weights(None, None)
-
-
-def cross_entropy(
-    embeddings: Tensor, rows: range, temperature: float, tile_elements: int, weights: Weights = NO_WEIGHTS
-) -> Tensor:
+def cross_entropy(embeddings: Tensor, rows: range, temperature: float, tile_elements: int) -> Tensor:
     """The contribution of some samples' anchors to the mean over all 2N anchors; see `AnchorLoss.share`.
 
     At most `tile_elements` similarities are in memory at once.
@@ -48,7 +29,7 @@ def cross_entropy(
         exact = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
         unit = F.normalize(exact, dim=2).view(-1, dim)  # (2N, D)
         total: Tensor = _TiledCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            unit, rows, temperature, tile_elements, weights
+            unit, rows, temperature, tile_elements
         )
         return total / (2 * samples)
 
@@ -57,27 +38,23 @@ class _TiledCrossEntropy(torch.autograd.Function):
     """Summed cross entropy of some anchors. Only the gradient is kept for the backward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any, unit: Tensor, rows: range, temperature: float, tile_elements: int, weights: Weights
-    ) -> Tensor:
+    def forward(ctx: Any, unit: Tensor, rows: range, temperature: float, tile_elements: int) -> Tensor:
         """The summed cross entropy, a scalar, of unit vectors (2N, D). The anchors are `rows` of both views."""
-        total, gradient = _in_tiles(
-            unit, rows, temperature, tile_elements, weights, with_gradient=ctx.needs_input_grad[0]
-        )
+        total, gradient = _in_tiles(unit, rows, temperature, tile_elements, with_gradient=ctx.needs_input_grad[0])
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None, None]:
         """The kept gradient times the outer one."""
         (gradient,) = ctx.saved_tensors
-        return gradient * outer, None, None, None, None
+        return gradient * outer, None, None, None
 
 
 def _in_tiles(
-    unit: Tensor, rows: range, temperature: float, tile_elements: int, weights: Weights, *, with_gradient: bool
+    unit: Tensor, rows: range, temperature: float, tile_elements: int, *, with_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Summed cross entropy of some anchors' rows of the similarity matrix, and its gradient, a strip of rows at a time.
 
@@ -95,27 +72,16 @@ def _in_tiles(
             anchors = unit[anchor + first : anchor + min(first + strip, rows.stop)]  # (s, D)
             weight = tile[: len(anchors)]  # (s, 2N): first the logits, in the end their softmax
             torch.mm(anchors / temperature, unit.T, out=weight)
-            numerator = of_positive = weight.diagonal(positive + first)
-            factor_of_positive: Tensor | float = 1.0
-            if weights.of_positives is not None:
-                factor_of_positive = weights.of_positives[first : first + len(anchors)]
-                numerator = of_positive * factor_of_positive
-            factor = None
-            if weights.of_rows is not None:
-                numerator = numerator.clone()
-                factor = weights.of_rows(anchor + first, anchor + first + len(anchors))
-                weight.mul_(factor)
+            of_positive = weight.diagonal(positive + first)
             weight.diagonal(anchor + first).fill_(float("-inf"))  # itself
             highest = weight.amax(dim=1)
-            total += (highest - numerator).sum()
+            total += (highest - of_positive).sum()
             weight.sub_(highest[:, None]).exp_()
             normaliser = weight.sum(dim=1)
             total += normaliser.log().sum()
             if gradient is not None:
                 weight.div_(normaliser[:, None])
-                if factor is not None:
-                    weight.mul_(factor)
-                of_positive.sub_(factor_of_positive)
+                of_positive.sub_(1)
                 gradient[anchor + first : anchor + first + len(anchors)].addmm_(weight, unit)
                 gradient.addmm_(weight.T, anchors)
     return total, None if gradient is None else gradient.div_(temperature)

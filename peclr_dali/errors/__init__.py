@@ -10,21 +10,5 @@ class UserError(Exception):
     """
 
 
-class ReportedByAnotherRank(UserError):  # noqa: N818  the error is the other rank's
-    """Another rank reports the error. This one ends with the same exit code, without a line.
-
-    Attributes:
-        transient: whether the other rank's error is transient, see `peclr_dali.errors.refused.is_transient`.
-    """
-
-    def __init__(self, message: str, *, transient: bool = False) -> None:
-        super().__init__(message)
-        self.transient = transient
-
-
-class Outage(UserError):  # noqa: N818  what has happened, not a defect
-    """The network, the storage or another process is the cause, and not the input: a restart may help."""
-
-
-class RanksLost(Outage):
-    """Other ranks or the rendezvous cannot be reached."""
+class AnotherRankFailed(Exception):  # noqa: N818  the error is the other rank's
+    """Another rank reports its error. This one ends with exit code 2, without a message."""

@@ -1,4 +1,4 @@
-"""Makes one line of what is printed: texts of errors, and names of files, which are escaped."""
+"""Texts for the terminal: one line each, names of files escaped, sizes with their units."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ class OneLine(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
         """The message of a record, escaped."""
         return printable(super().formatMessage(record))
+
+
+def as_size(count: float) -> str:
+    """Bytes with a binary unit, such as "1.5 GiB"."""
+    power = min(max(int(count), 1).bit_length() - 1, 49) // 10
+    return f"{count / 1024**power:.{1 if power else 0}f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -32,31 +32,19 @@ def described_ranks(rank: int | None = None, world_size: int | None = None) -> R
         world_size: used instead of `WORLD_SIZE`. Give both or neither.
 
     Raises:
-        UserError: a variable is not a number, or the variables contradict each other.
+        UserError: a variable is not a number, or the numbers contradict each other.
     """
     if (rank is None) != (world_size is None):
         raise UserError(f"rank = {rank} and world_size = {world_size}: expected both, or none, as under torchrun")
-    if rank is not None and world_size is not None and not 0 <= rank < world_size:
-        raise UserError(f"rank = {rank} and world_size = {world_size}: expected a rank below the number of ranks")
-    ranks = Ranks(
-        _from_environment("RANK", 0) if rank is None else rank,
-        _from_environment("WORLD_SIZE", 1) if world_size is None else world_size,
-        _from_environment("LOCAL_RANK", 0),
-        _from_environment("LOCAL_WORLD_SIZE", 1),
-    )
-    for name, number, count, of in (
-        ("RANK", ranks.rank, ranks.world_size, "WORLD_SIZE"),
-        ("LOCAL_RANK", ranks.local_rank, ranks.local_world_size, "LOCAL_WORLD_SIZE"),
-    ):
-        if number >= count and (name == "RANK" or of in os.environ):
-            raise UserError(
-                f"{name} = {number} in the environment, with {of} = {count}: expected a rank below the number of "
-                "ranks. Start the processes with torchrun, or unset both."
-            )
-    if ranks.world_size > 1 and rank is None and "RANK" not in os.environ:
+    found = [_from_environment(name.upper(), default) for name, default in Ranks._field_defaults.items()]
+    if rank is not None and world_size is not None:
+        found[:2] = rank, world_size
+    ranks = Ranks(*found)
+    where = " (RANK and WORLD_SIZE in the environment)" if rank is None else ""
+    if not 0 <= ranks.rank < ranks.world_size or (ranks.world_size > 1 and rank is None and "RANK" not in os.environ):
         raise UserError(
-            f"WORLD_SIZE = {ranks.world_size} in the environment, without RANK: expected both. Start the processes "
-            "with torchrun, or unset it."
+            f"rank = {ranks.rank} and world_size = {ranks.world_size}{where}: expected a rank below the number of "
+            "ranks, or neither of both. Start the processes with torchrun."
         )
     return ranks
 

@@ -12,20 +12,12 @@ wrist, then thumb, index, middle, ring, little finger from the palm outward), sc
 phalanx, between keypoints 9 and 10). Pixels are corner-based: K projects into a frame in which the centre of the first
 pixel is (0.5, 0.5).
 
-With `sequences`, a film of a moving hand for each, in HO-3D's layout:
-
-    OUT/train/SEQUENCE/rgb/%04d.jpg    frames of 224 x 224
-    OUT/train/SEQUENCE/meta/%04d.pkl   camMat (K), handJoints3D (21 x 3, metres, OpenGL's axes, MANO's order)
-    OUT/train.txt                      SEQUENCE/FRAME of each frame
-    OUT/dataset.json                   as above
-
-Every image is a pure function of (seed, part, pose, version), or of the seed, the numbers of sequences and frames, and
-its place among them: neither the number of workers nor an interruption changes its bytes.
+Every image is a pure function of (seed, part, pose, version): neither the number of workers nor an interruption changes
+its bytes.
 """
 
 import json
 import multiprocessing
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -39,9 +31,8 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.machine.cores import available_cores
-from peclr_dali.machine.workers import start_worker
-from peclr_dali.skeleton import hand_rows
-from peclr_dali.synthetic.hand import STUDIO, VARIED, draw_film, draw_hand, project, render_hand
+from peclr_dali.machine.process import start_worker
+from peclr_dali.synthetic.hand import STUDIO, VARIED, draw_hand, project, render_hand
 from peclr_dali.synthetic.photo import take_photo
 from peclr_dali.synthetic.scenes import Scene, draw_scene
 from peclr_dali.writing import write_bytes, write_text
@@ -54,8 +45,7 @@ _FINISHED = "dataset.json"
 _BEGUN = "dataset.unfinished.json"
 _POSES_PER_TASK = 8
 # First word after the seed of every random stream, so that each kind of draw has its own stream.
-_SCENE_STREAM, _POSE_STREAM, _PLACE_STREAM, _PHOTO_STREAM, _FILM_STREAM, _NOISE_STREAM = range(6)
-_TO_OPENGL = np.array([1.0, -1.0, -1.0])
+_SCENE_STREAM, _POSE_STREAM, _PLACE_STREAM, _PHOTO_STREAM = range(4)
 
 Annotation = dict[str, Any]
 Progress = Callable[[int, int], None]
@@ -70,18 +60,12 @@ class Recipe:
     seed: int
     scenes: int
     format: int = FORMAT
-    sequences: int = 0
     varied: bool = False
 
     @property
     def described(self) -> dict[str, int]:
-        """The arguments as they are written down; those added later only where they are used."""
-        return {name: value for name, value in asdict(self).items() if name not in ("sequences", "varied") or value}
-
-    @property
-    def frames(self) -> int:
-        """Frames of each sequence."""
-        return self.poses // self.sequences
+        """The arguments as they are written down; `varied` only where it is used."""
+        return {name: value for name, value in asdict(self).items() if name != "varied" or value}
 
 
 @dataclass(frozen=True)
@@ -115,7 +99,6 @@ def make_dataset(
     poses: int,
     seed: int,
     scenes: int = 40,
-    sequences: int = 0,
     varied: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -128,7 +111,6 @@ def make_dataset(
         out: missing, empty, or with this same dataset, finished or not.
         poses: number of poses of the training part; each has four images.
         scenes: backgrounds with their light, shared by all poses.
-        sequences: if not 0, the poses are frames of so many films in HO-3D's layout, each rendered once.
         varied: cameras from all directions and from near, hands of all sizes, more sleeves and held objects.
         workers: processes; by default one per core that this process may use.
         progress: called with (images done, images in all) as they are written.
@@ -140,19 +122,11 @@ def make_dataset(
     for name, value, least in (("poses", poses, 1), ("seed", seed, 0), ("scenes", scenes, 1), ("workers", workers, 1)):
         if value < least:
             raise UserError(f"{name} is {value}, expected at least {least}: choose a larger number")
-    if sequences and (sequences < 0 or poses % sequences):
-        raise UserError(f"poses is {poses}, expected a multiple of sequences, {sequences}: choose another number")
-    if sequences and poses < 2 * sequences:
-        raise UserError(
-            f"sequences is {sequences} for {poses} poses, expected two frames or more in each: choose fewer"
-        )
-    if sequences and varied:
-        raise UserError("varied is given with sequences, expected one of the two: films have the studio's cameras only")
-    recipe = Recipe(poses, seed, scenes, sequences=sequences, varied=varied)
+    recipe = Recipe(poses, seed, scenes, varied=varied)
     if _is_finished(out, recipe):
         return
     _begin(out, recipe)
-    (_render_sequences if sequences else _render_poses)(out, recipe, workers, progress or (lambda done, total: None))
+    _render_poses(out, recipe, workers, progress or (lambda done, total: None))
     write_text(out / _FINISHED, _marker(recipe))
     (out / _BEGUN).unlink()
 
@@ -207,24 +181,13 @@ def _begin(out: Path, recipe: Recipe) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / _BEGUN, _marker(recipe))
-        for folder in _folders(recipe):
-            (out / folder).mkdir(parents=True, exist_ok=True)
-            for leftover in (out / folder).glob("*.part"):
+        for part in parts_of(recipe):
+            folder = out / part.name / "rgb"
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob("*.part"):
                 leftover.unlink()
     except OSError as error:
         raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
-
-
-def _folders(recipe: Recipe) -> list[str]:
-    """The folders of a dataset's files."""
-    if not recipe.sequences:
-        return [f"{part.name}/rgb" for part in parts_of(recipe)]
-    return [f"train/{_sequence(number)}/{kind}" for number in range(recipe.sequences) for kind in ("rgb", "meta")]
-
-
-def _sequence(number: int) -> str:
-    """Name of a sequence. It does not end with two digits, of which HO-3D's last one is the camera."""
-    return f"{number:05d}-a"
 
 
 def _render_poses(out: Path, recipe: Recipe, workers: int, progress: Progress) -> None:
@@ -242,22 +205,8 @@ def _render_poses(out: Path, recipe: Recipe, workers: int, progress: Progress) -
     write_text(out / "evaluation_boxes.csv", _boxes(annotations["evaluation"]))
 
 
-def _render_sequences(out: Path, recipe: Recipe, workers: int, progress: Progress) -> None:
-    lines = list[str]()
-    make = partial(_make_sequence, out, recipe)
-    for made in _in_workers(out, recipe, workers, make, range(recipe.sequences), per_task=1):
-        lines += made
-        progress(len(lines), recipe.poses)
-    write_text(out / "train.txt", "\n".join(lines) + "\n")
-
-
 def _in_workers(
-    out: Path,
-    recipe: Recipe,
-    workers: int,
-    make: Callable[..., T],
-    *arguments: Iterable[Any],
-    per_task: int = _POSES_PER_TASK,
+    out: Path, recipe: Recipe, workers: int, make: Callable[..., T], *arguments: Iterable[Any]
 ) -> Iterator[T]:
     """Yield what `make` returns for each of the arguments, in order, when its files are written."""
     if workers == 1:
@@ -269,7 +218,7 @@ def _in_workers(
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_renderer) as pool:
         try:
-            yield from pool.map(make, *arguments, chunksize=per_task)
+            yield from pool.map(make, *arguments, chunksize=_POSES_PER_TASK)
         except BrokenProcessPool as error:
             raise UserError(
                 f"{out}: a rendering process was killed from outside, perhaps for lack of memory. Run the command "
@@ -298,27 +247,6 @@ def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> Annot
             # Not durable: waiting for the disk thousands of times would take too long.
             write_bytes(out / part.image(pose, version), photo, durable=False)
     return {"K": hand.camera.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m}
-
-
-def _make_sequence(out: Path, recipe: Recipe, sequence: int) -> list[str]:
-    """Write the missing frames of a sequence, and their labels; returns the lines of the list of frames."""
-    folder = out / "train" / _sequence(sequence)
-    key = [recipe.sequences, sequence]
-    scene = int(np.random.default_rng([recipe.seed, _PLACE_STREAM, *key]).integers(recipe.scenes))
-    film = draw_film(np.random.default_rng([recipe.seed, _FILM_STREAM, *key]), recipe.frames)
-    for frame, (hand, drift_px) in enumerate(film):
-        joints = (hand.xyz_m * _TO_OPENGL)[hand_rows("freihand", "mano")]
-        labels = pickle.dumps({"camMat": hand.camera.intrinsics, "handJoints3D": joints}, protocol=2)
-        write_bytes(folder / f"meta/{frame:04d}.pkl", labels, durable=False)
-        image = folder / f"rgb/{frame:04d}.jpg"
-        if not image.is_file():
-            rng = np.random.default_rng([recipe.seed, _PHOTO_STREAM, *key])  # the same for each frame
-            noise = np.random.default_rng([recipe.seed, _NOISE_STREAM, *key, frame])
-            intrinsics = hand.camera.intrinsics
-            shown = _scene(recipe.seed, scene)
-            photo = take_photo(rng, render_hand(hand), intrinsics, shown, drift_px=drift_px, noise=noise)
-            write_bytes(image, photo, durable=False)
-    return [f"{folder.name}/{frame:04d}" for frame in range(recipe.frames)]
 
 
 def scenes_of(recipe: Recipe, part: DatasetPart, pose: int) -> list[int]:

@@ -1,9 +1,8 @@
-"""One pose of the dataset, or the frames of a film of a moving hand, a pure function of (seed, number).
+"""One pose of the dataset, a pure function of (seed, number).
 
 The camera's frame is x right, y down, z forward; pixels are corner-based (the centre of the first one is 0.5, 0.5).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,19 +11,14 @@ import numpy as np
 from peclr_dali.skeleton import HAND
 from peclr_dali.synthetic.field import ARM, BALL, BOX, CYLINDER, Solids, arm_rotation, build_hand, distance_to_skin
 from peclr_dali.synthetic.jit import Floats
-from peclr_dali.synthetic.kinematics import HandShape, draw_shape, pose_hand, rotation_x, rotation_y, rotation_z
-from peclr_dali.synthetic.poses import between, draw_pose
+from peclr_dali.synthetic.kinematics import HandShape, draw_shape, rotation_x, rotation_y, rotation_z
+from peclr_dali.synthetic.poses import draw_pose
 from peclr_dali.synthetic.render import Rendering, render
 from peclr_dali.synthetic.surface import Paint, draw_paint
 
 SIDE_PX = 224
 # From the hand frame to a camera that sees the back of an upright hand.
 _FACING = np.diag([1.0, -1.0, -1.0])
-
-_FRAMES_PER_POSE = 16
-# Standard deviations from a film's mean: the viewpoint's three angles in radians, the hand's size and place and the
-# place of the background in pixels.
-_DRIFT = (0.3, 0.15, 0.25, 12.0, 8.0, 8.0, 20.0, 20.0)
 
 
 @dataclass(frozen=True)
@@ -202,39 +196,6 @@ def draw_hand(rng: np.random.Generator, variety: Variety = STUDIO) -> Hand:
         solids=solids,
         paint=draw_paint(rng),
     )
-
-
-def draw_film(rng: np.random.Generator, frames: int) -> Iterator[tuple[Hand, Floats]]:
-    """Draw a person whose empty hand moves through several poses, before a camera that drifts.
-
-    Yields the hand of each frame, and the shift (2,) of the background in pixels. A pose takes 16 frames. Shape, skin,
-    sleeve, wrist and focal length stay.
-    """
-    shape, paint = draw_shape(rng), draw_paint(rng)
-    count = 2 + (frames - 1) // _FRAMES_PER_POSE
-    poses = [draw_pose(rng, shape, grasp=False)[0] for _ in range(count)]
-    base = draw_viewpoint(rng)
-    offsets = rng.normal(0.0, _DRIFT, (count, len(_DRIFT)))
-    at_start = aim_camera(base, pose_hand(shape, poses[0]).joints_m)
-    wrist, sleeve_seed = _draw_wrist(rng, at_start.rotation), int(rng.integers(2**63))
-    for frame in range(frames):
-        number, along = divmod(frame / _FRAMES_PER_POSE, 1.0)
-        first, second = poses[int(number) : int(number) + 2]
-        weight = along * along * (3.0 - 2.0 * along)  # slow at a pose, fast between two
-        drift = (1.0 - weight) * offsets[int(number)] + weight * offsets[int(number) + 1]
-        skeleton = pose_hand(shape, between(shape, first, second, weight))
-        viewpoint = base._replace(
-            turn=base.turn + drift[0],
-            tilt=float(np.clip(base.tilt + drift[1], -1.05, 1.05)),
-            lean=base.lean + drift[2],
-            wanted_px=float(np.clip(base.wanted_px + drift[3], 92.0, 148.0)),
-            centre_px=base.centre_px + np.clip(drift[4:6], -16.0, 16.0),
-        )
-        camera = aim_camera(viewpoint, skeleton.joints_m)
-        solids = build_hand(shape, skeleton, camera.rotation, camera.translation_m, wrist)
-        solids = solids._replace(sleeve=draw_sleeve(np.random.default_rng(sleeve_seed), solids.parts))
-        xyz_m = skeleton.joints_m @ camera.rotation.T + camera.translation_m
-        yield Hand(shape, camera, xyz_m, solids, paint), drift[6:]
 
 
 def _draw_wrist(rng: np.random.Generator, rotation: Floats) -> tuple[float, float]:

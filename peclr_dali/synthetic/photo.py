@@ -18,22 +18,13 @@ _display = np.where(_linear <= 0.0031308, 12.92 * _linear, 1.055 * _linear ** (1
 _DISPLAY = (255 * _display).astype(np.float32)
 
 
-def take_photo(
-    rng: np.random.Generator,
-    rendering: Rendering,
-    intrinsics: Floats,
-    scene: Scene,
-    *,
-    drift_px: Floats | None = None,
-    noise: np.random.Generator | None = None,
-) -> bytes:
+def take_photo(rng: np.random.Generator, rendering: Rendering, intrinsics: Floats, scene: Scene) -> bytes:
     """A JPEG of the hand, rendered through `intrinsics` (3, 3), in a scene.
 
-    Crop of the scene, occluder, blur, noise and JPEG quality are random. Frames of a film have all but the noise in
-    common: they are taken with equal states of `rng`, and each with its `noise`, and a `drift_px` (2,) of its crop.
+    Crop of the scene, occluder, blur, noise and JPEG quality are random.
     """
     front = shade(rendering, scene.light, intrinsics)
-    picture = _background(rng, scene, np.zeros(2) if drift_px is None else drift_px)
+    picture = _background(rng, scene)
     if rng.random() < 0.06:
         front = _pass_in_front(rng, front)
     if rng.random() < 0.15:
@@ -44,15 +35,15 @@ def take_photo(
     picture += front[..., :3]
     picture *= np.float32(2.0 ** rng.normal(0.0, 0.2))
     blurred = cv2.GaussianBlur(picture, (5, 5), float(rng.uniform(0.35, 0.85)))
-    return _develop(rng, np.asarray(blurred, dtype=np.float32), rng if noise is None else noise)
+    return _develop(rng, np.asarray(blurred, dtype=np.float32))
 
 
-def _background(rng: np.random.Generator, scene: Scene, drift_px: Floats) -> Pixels:
-    """A random crop of the scene, moved by `drift_px` as far as the scene reaches, linear (H, W, 3)."""
+def _background(rng: np.random.Generator, scene: Scene) -> Pixels:
+    """A random crop of the scene, linear (H, W, 3)."""
     zoom = float(rng.uniform(0.7, 1.1))
     span = SIDE_PX / zoom
     room = max(SCENE_PX - span, 0.0)
-    left, top = np.clip(rng.uniform(0, room, 2) + drift_px, 0.0, room)
+    left, top = rng.uniform(0, room, 2)
     matrix = np.array([[zoom, 0.0, -left * zoom], [0.0, zoom, -top * zoom]])
     crop = cv2.warpAffine(scene.picture, matrix, (SIDE_PX, SIDE_PX), borderMode=cv2.BORDER_REFLECT_101)
     return np.asarray(_LINEAR[crop])
@@ -102,11 +93,11 @@ def _motion_kernel(rng: np.random.Generator) -> Pixels:
     return np.asarray(streak / streak.sum())
 
 
-def _develop(rng: np.random.Generator, linear: Pixels, grain: np.random.Generator) -> bytes:
+def _develop(rng: np.random.Generator, linear: Pixels) -> bytes:
     """Develop: compress highlights, add shot and read noise, apply the display curve, encode as JPEG."""
     shot, read = float(rng.uniform(0.001, 0.014)), float(rng.uniform(0.0005, 0.004))
     linear = np.clip(linear, 0.0, 4.0)
-    noise = grain.standard_normal(linear.shape, dtype=np.float32)
+    noise = rng.standard_normal(linear.shape, dtype=np.float32)
     linear = linear + noise * np.sqrt(np.float32(shot * shot) * linear + np.float32(read * read))
     # A soft shoulder above 0.7 instead of clipped skin.
     over = np.maximum(linear - np.float32(0.7), 0.0)

@@ -87,24 +87,6 @@ def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tup
     return best
 
 
-def between(shape: HandShape, first: Floats, second: Floats, weight: float) -> Floats:
-    """Joint angles (5, 4) on the way from one pose to another, at `weight` 0 to 1.
-
-    On the way the hand opens as far as is needed for fingers not to cross: the same way for every weight.
-    """
-    for ease in np.linspace(0.0, 0.9, 7):
-        way = [_on_the_way(first, second, at, ease) for at in np.linspace(0.0, 1.0, 9)]
-        if all(deepest_overlap(pose_hand(shape, one).joints_m, shape.radii_m) <= MAX_OVERLAP_M for one in way[1:-1]):
-            break
-    return _on_the_way(first, second, weight, ease)
-
-
-def _on_the_way(first: Floats, second: Floats, weight: float, ease: float) -> Floats:
-    opened = ease * 4.0 * weight * (1.0 - weight)
-    blend = (1.0 - weight) * first + weight * second
-    return within_limits((1.0 - opened) * blend + opened * _GESTURES_RAD[_REST])
-
-
 def _loosening(rng: np.random.Generator) -> Floats:
     """Deviation from a gesture, radians (5, 4): neighbouring fingers move together, the last two joints too."""
     together = rng.normal(0.0, 7.0)

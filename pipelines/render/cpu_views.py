@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import cv2
 import numpy as np
 from torch import Tensor
 
@@ -15,12 +13,11 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
 from peclr_dali.pipelines.render.apply_appearance import apply_appearance
 from peclr_dali.pipelines.render.cpu_kernels import make_views
-from peclr_dali.pipelines.views.augmentation import LINEAR_HUE_DEG, Augmentation
+from peclr_dali.pipelines.views.augmentation import Augmentation
 from peclr_dali.pipelines.views.draws import Draw
 from peclr_dali.pipelines.views.plan import Plan
 
 _COLOUR = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]
-_RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
 _REACH_PX = 2**24
 """Largest coordinate at which float32 resolves one pixel."""
 
@@ -48,15 +45,6 @@ def view_to_source(decoded_to_view_px: FloatArray) -> FloatArray:
             "geometry.scale, data.box_margin or a box has an impossible value. Change it"
         )
     return inverse.reshape(*inverse.shape[:-2], 6).astype(np.float32)
-
-
-def linear_map(draw: FloatArray) -> FloatArray:
-    """Affine colour map (3, 4) of the linear jitter of one row of draws, as DALI's `fn.hsv` has it."""
-    angle = math.radians((draw[Draw.HUE] - 1) * LINEAR_HUE_DEG)
-    cos, sin = draw[Draw.SATURATION] * math.cos(angle), draw[Draw.SATURATION] * math.sin(angle)
-    turn = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])
-    scaled = np.linalg.inv(_RGB_TO_YIQ) @ turn @ _RGB_TO_YIQ * draw[Draw.VALUE_SCALE]
-    return np.column_stack([scaled, np.full(3, draw[Draw.VALUE_SHIFT])]).astype(np.float32)
 
 
 def start_views(
@@ -109,7 +97,4 @@ def _make_share(
     """Make one thread's share of the views. `images` is held until then, since the arguments point to its memory."""
     make_views(*(*arguments, share.start, share.step))
     for augmentation, view_draws, out in zip(augmentations, draws, outs, strict=True):
-        if augmentation.colour.jitter == "linear":
-            for draw, view in zip(view_draws[share], out.numpy()[share], strict=True):
-                cv2.transform(view, linear_map(draw), dst=view)
         apply_appearance(out, view_draws, augmentation.appearance, share)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import nvidia.dali.math as dali_math
-import nvidia.dali.types as types
 from nvidia.dali import fn
 
-from peclr_dali.pipelines.views.augmentation import LINEAR_HUE_DEG, ColourConfig
+from peclr_dali.pipelines.views.augmentation import ColourConfig
 from peclr_dali.pipelines.views.draws import Draw
 
 Node = Any  # DALI's DataNode carries no types
@@ -24,14 +23,6 @@ def jitter(image: Node, colour: ColourConfig, draws: Node) -> Node:
     """Jitter (S, S, 3) float pixels in [0, 255] by the view's `draws`: the same shape, not yet rounded or clipped."""
     if colour.jitter == "hsv":
         return _hsv(image, draws[Draw.HUE], draws[Draw.SATURATION], draws[Draw.VALUE_SCALE], draws[Draw.VALUE_SHIFT])
-    if colour.jitter == "linear":
-        turned = fn.hsv(
-            image,
-            hue=(draws[Draw.HUE] - 1) * LINEAR_HUE_DEG,
-            saturation=draws[Draw.SATURATION],
-            dtype=types.FLOAT,
-        )
-        return turned * draws[Draw.VALUE_SCALE] + draws[Draw.VALUE_SHIFT]
     return image
 
 

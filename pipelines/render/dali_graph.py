@@ -143,18 +143,27 @@ def decode(encoded: Node, settings: Settings, region: Sequence[Node] = ()) -> No
     `region` are the nodes of start and shape, (2,) int32 each: row and column in stored pixels; empty: the whole image.
     """
     options = {
-        "device": "mixed" if settings.device == "gpu" else "cpu",
+        "device": "cpu",
         "output_type": types.RGB,
-        "hw_decoder_load": settings.hw_decoder_load,
-        "device_memory_padding": _PADDING_BYTES,
-        "host_memory_padding": _PADDING_BYTES,
         "adjust_orientation": False,
         "jpeg_fancy_upsampling": True,  # the CPU's decoder always does this; so both give the same colours
     }
-    if not region:
-        return fn.decoders.image(encoded, **options)
-    start, shape = region
-    return fn.decoders.image_slice(encoded, start=start, shape=shape, axes=[0, 1], **options)
+    if settings.decoder == "gpu":
+        height_px, width_px = settings.size_hint_px
+        options |= {
+            "device": "mixed",
+            "hw_decoder_load": 1.0,  # all images that the JPEG engines can decode, if the GPU has them
+            "preallocate_height_hint": height_px,  # else memory grows again and again, and each time the GPU waits
+            "preallocate_width_hint": width_px,
+            "device_memory_padding": _PADDING_BYTES,
+            "host_memory_padding": _PADDING_BYTES,
+        }
+    if region:
+        start, shape = region
+        image = fn.decoders.image_slice(encoded, start=start, shape=shape, axes=[0, 1], **options)
+    else:
+        image = fn.decoders.image(encoded, **options)
+    return image.gpu() if settings.device == "gpu" and settings.decoder == "cpu" else image
 
 
 def _empty_pipeline(settings: Settings) -> Pipeline:

@@ -1,11 +1,11 @@
-"""The fused path on GPUs: one Triton kernel halves, warps and jitters the views of a chunk, one launch for a size.
+"""Views "gpu": one Triton kernel halves, warps and jitters the views of a chunk, one launch for each size.
 
 The kernel runs behind the DALI graph, not as a node of it (`fn.python_function`). A node would need the GIL in DALI's
 threads, run on a stream of DALI, and write into memory of DALI, from which the views would be copied once more. Behind
 the graph the kernel writes into the training batch, on the loader's stream. Streams and memory are right because:
 
 1. `Pipeline.outputs()`, called without a stream, returns when the images are decoded. The kernel waits for nothing.
-2. The images are held until the kernel has finished, which a CUDA event says (`renderers.FusedViews`). DALI's dynamic
+2. The images are held until the kernel has finished, which a CUDA event says (`renderers.GpuViews`). DALI's dynamic
    executor (`dali_graph.py` asks for it) reuses the memory of an output only when nothing in Python refers to it.
 
 A halved image is never stored. A pixel of an image that was halved h times is the mean of 2^h x 2^h pixels, so a
@@ -13,15 +13,12 @@ bilinear sample of it is the mean of 4^h bilinear samples of the image itself. T
 launch, and no rounding between the halvings. A view shows a halved image at 0.7 to 1.4 times its size. So it reads each
 visible pixel of the image 2 to 8 times, for every h. All but the first of these reads can come from caches.
 
-This file imports Triton, so it is imported only where the fused path is used.
+This file imports Triton, so it is imported only where it is used.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +27,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
-from peclr_dali.pipelines.render.cpu_views import linear_map, view_to_source
+from peclr_dali.pipelines.render.cpu_views import view_to_source
 from peclr_dali.pipelines.to_device import to_device
 from peclr_dali.pipelines.views.augmentation import Augmentation
 from peclr_dali.pipelines.views.draws import Draw
@@ -42,7 +38,7 @@ _PIXELS_AT_ONCE = 256
 """Pixels of a view that one program makes. Not tuned."""
 
 _HSV = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]
-_COLOURS = {"none": 0, "hsv": len(_HSV), "linear": 12}
+_COLOURS = {"none": 0, "hsv": len(_HSV)}
 """How many numbers each kind of colour jitter takes."""
 
 
@@ -74,26 +70,6 @@ def make_views(address: IntArray, plan: Plan, augmentations: Sequence[Augmentati
             _make_pixels[(programs,)](*tables, **given)
 
 
-def require_compiler() -> None:
-    """Check that Triton can compile the kernel and what starts it on a GPU.
-
-    Raises:
-        UserError: there is no C compiler, or Triton's folder for compiled kernels cannot be made.
-    """
-    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        raise UserError(
-            'pipelines.gpu_views = "fused" needs a C compiler: gcc and clang are missing, and CC is not set. Install '
-            'gcc, or set pipelines.gpu_views = "graph"'
-        )
-    try:
-        Path(triton.knobs.cache.dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f'pipelines.gpu_views = "fused": {triton.knobs.cache.dir}, where Triton keeps compiled kernels, cannot be '
-            f"made: {error.strerror}. Set TRITON_CACHE_DIR to a folder that can be written"
-        ) from error
-
-
 def constants(augmentation: Augmentation) -> dict[str, Any]:
     """Arguments that Triton compiles into the kernel as constants."""
     fill = augmentation.geometry.fill
@@ -109,11 +85,7 @@ def constants(augmentation: Augmentation) -> dict[str, Any]:
 
 def _colours(draws: FloatArray, jitter: str) -> FloatArray:
     """The kernel's numbers (N, C) for the colour jitter."""
-    if jitter == "hsv":
-        return draws[:, _HSV]
-    if jitter == "linear":
-        return np.stack([linear_map(draw).ravel() for draw in draws])
-    return draws[:, :0]
+    return draws[:, _HSV if jitter == "hsv" else []]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -200,12 +172,6 @@ def _make_pixels(
     red, green, blue = red * share, green * share, blue * share
     if jitter == "hsv":
         red, green, blue = _jitter_hsv(red, green, blue, numbers + 6)
-    if jitter == "linear":
-        red, green, blue = (
-            _mix(red, green, blue, numbers + 6),
-            _mix(red, green, blue, numbers + 10),
-            _mix(red, green, blue, numbers + 14),
-        )
     view += 3 * pixel
     wanted = pixel < side * side
     tl.store(view, _rounded(red), mask=wanted)
@@ -275,12 +241,6 @@ def _jitter_hsv(red: tl.tensor, green: tl.tensor, blue: tl.tensor, numbers: tl.t
 def _channel(value: tl.tensor, chroma: tl.tensor, k: tl.tensor) -> tl.tensor:
     k = tl.where(k >= 6.0, k - 6.0, k)
     return value - chroma * tl.maximum(tl.minimum(tl.minimum(k, 4.0 - k), 1.0), 0.0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _mix(red: tl.tensor, green: tl.tensor, blue: tl.tensor, numbers: tl.tensor) -> tl.tensor:
-    """One colour after an affine colour map, given the map's row (4,) for it."""
-    return tl.load(numbers) * red + tl.load(numbers + 1) * green + tl.load(numbers + 2) * blue + tl.load(numbers + 3)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

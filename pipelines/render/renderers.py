@@ -56,21 +56,18 @@ class Renderer(ABC):
 
 
 def make_renderer(settings: Settings, augmentations: Sequence[Augmentation]) -> Renderer:
-    """Make the renderer of the backend, given the augmentations of each view."""
-    kinds: dict[str, type[DaliViews | CpuViews | FusedViews]] = {
-        "dali": DaliViews,
-        "cpu": CpuViews,
-        "fused": FusedViews,
-    }
-    return kinds[settings.backend](settings, augmentations)
+    """Make the renderer of `PipelinesConfig.views`, given the augmentations of each view."""
+    kinds: dict[str, type[Renderer]] = {"dali": DaliViews, "cpu": CpuViews, "gpu": GpuViews}
+    return kinds[settings.views](settings, augmentations)
 
 
 class DaliViews(Renderer):
-    """Backend "dali": the DALI graph makes the views, and they are copied into the training batch.
+    """Views "dali": the DALI graph makes the views, and they are copied into the training batch.
 
-    The other backends compare the decoded sizes with the headers, since their kernels read memory by them. DALI's nodes
-    know their images' sizes and read nothing beyond them, so the graph does not give the sizes: on a GPU that would be
-    one more output for the CPU in every chunk. tests/pipelines/test_exif.py compares the sizes for every kind of file.
+    The other renderers compare the decoded sizes with the headers, since their kernels read memory by them. DALI's
+    nodes know their images' sizes and read nothing beyond them, so the graph does not give the sizes: on a GPU that
+    would be one more output for the CPU in every chunk. tests/pipelines/test_exif.py compares the sizes for every kind
+    of file.
     """
 
     def build(self, chunks: Iterator[Chunk]) -> Pipeline:
@@ -90,7 +87,7 @@ class DaliViews(Renderer):
 
 
 class CpuViews(Renderer):
-    """Backend "cpu": a pool of threads makes the views of the decoded images."""
+    """Views "cpu": a pool of threads makes the views of the decoded images."""
 
     def __init__(self, settings: Settings, augmentations: Sequence[Augmentation]) -> None:
         super().__init__(settings, augmentations)
@@ -116,18 +113,13 @@ class CpuViews(Renderer):
         self._pool.shutdown(cancel_futures=True)
 
 
-class FusedViews(Renderer):
-    """Backend "dali" on a GPU, fused: one kernel makes the views of the decoded images."""
+class GpuViews(Renderer):
+    """Views "gpu": one kernel on the GPU makes the views of the decoded images."""
 
     def __init__(self, settings: Settings, augmentations: Sequence[Augmentation]) -> None:
         super().__init__(settings, augmentations)
-        from peclr_dali.pipelines.render.gpu_kernel import (  # Triton, which only this backend needs
-            make_views,
-            require_compiler,
-        )
+        from peclr_dali.pipelines.render.gpu_kernel import make_views  # Triton, which nothing else needs
 
-        if settings.device == "gpu":
-            require_compiler()
         self._make_views = make_views
 
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +13,6 @@ import numpy as np
 from nvidia.dali import Pipeline
 
 from peclr_dali.errors import UserError
-from peclr_dali.errors.refused import machine_error_line
 from peclr_dali.pipelines.files.image_file import ImageFile
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
@@ -30,7 +30,7 @@ def run_chunks(
         build: makes the pipeline, given its chunks, of which it takes as many ahead as its queue holds.
 
     Raises:
-        UserError: memory is short.
+        RuntimeError: memory is short.
     """
     queued: deque[Chunk] = deque()
 
@@ -78,7 +78,8 @@ class FileDecoder:
         """Whether all files of a chunk decode, in their regions.
 
         Raises:
-            UserError: memory is short, or a sound image does not decode either.
+            RuntimeError: memory is short.
+            UserError: a sound image does not decode either.
         """
         error = self.error(chunk)
         if error is None:
@@ -93,11 +94,14 @@ class FileDecoder:
         )
 
 
+_NO_MEMORY = re.compile(r"alloc|out of memory|insufficient memory", re.IGNORECASE)
+
+
 def raise_if_no_memory(error: RuntimeError) -> None:
-    """Raise a `UserError` if the text of DALI's error tells of a lack of memory."""
-    message = machine_error_line(error)
-    if message is not None:
-        raise UserError(message) from error
+    """Raise DALI's error if its text tells of a lack of memory: then no file is at fault."""
+    if _NO_MEMORY.search(str(error)):
+        error.add_note("Lower pipelines.batch, pipelines.ahead or pipelines.threads.")
+        raise error
 
 
 def _sound(chunk: Chunk) -> Chunk:

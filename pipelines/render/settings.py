@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -9,9 +11,11 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
+from peclr_dali.errors import UserError
 from peclr_dali.machine.cores import available_cores
+from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import PipelinesConfig
-from peclr_dali.pipelines.samples.image_sizes import largest_pixels
+from peclr_dali.pipelines.samples.image_sizes import sampled_sizes_px
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.pipelines.views.plan import MAX_HALVINGS, most_halvings
@@ -27,32 +31,51 @@ _MOST_THREADS_ON_GPU: Final = 16
 """Most threads if DALI decodes on a GPU and no number is configured. The GPU makes the pixels. The threads read files
 and undo their Huffman code, and DALI gives each its own buffers, on the GPU and in pinned memory."""
 
+_WITH_JPEG_ENGINES: Final = ((8, 0), (9, 0), (10, 0))
+"""Compute capabilities of the GPUs with engines that decode JPEGs beside the cores: A100, H100 and H200, B200."""
+
+_HINT_STEP_PX: Final = 64
+_LARGEST_HINT_PX: Final = 4096
+
 
 @dataclass(frozen=True)
 class Settings:
     """How chunks are made.
 
     Attributes:
-        backend: "dali" makes views by the DALI graph, "cpu" by a kernel on the CPU, "fused" by a kernel on the GPU.
-        device: where DALI decodes.
+        decoder: where DALI decodes.
+        views: what makes views: a kernel on the CPU, a kernel on the GPU, or the DALI graph.
         device_id: the GPU, or None on a CPU-only machine.
         chunk_size: largest number of samples in a chunk.
-        threads: threads that read files; as many of DALI; as many that make views with backend "cpu".
+        threads: threads that read files; as many of DALI; as many that make views with `views` "cpu".
         prefetch: chunks in DALI's queue at once.
-        hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
+        size_hint_px: height and width of the images for which a GPU's JPEG engines get memory in advance.
         regions: decode the regions in the plan. If False, the plan has whole images only.
         halvings: largest number of halvings of a view (`plan.most_halvings`); the DALI graph has as many nodes.
+        why: for the log, why pixels are made where they are.
     """
 
-    backend: Literal["dali", "cpu", "fused"]
-    device: Literal["cpu", "gpu"]
+    decoder: Literal["cpu", "gpu"]
+    views: Literal["cpu", "gpu", "dali"]
     device_id: int | None
     chunk_size: int
     threads: int
     prefetch: int
-    hw_decoder_load: float = 0.65
+    size_hint_px: tuple[int, int] = (0, 0)
     regions: bool = False
     halvings: int = MAX_HALVINGS
+    why: str = ""
+
+    @property
+    def device(self) -> Literal["cpu", "gpu"]:
+        """Where DALI leaves its images, and where views are made of them."""
+        return "cpu" if self.device_id is None or self.views == "cpu" else "gpu"
+
+    @property
+    def described(self) -> str:
+        """Where pixels are made and why, for the log."""
+        made = {"cpu": "made on the CPU", "gpu": "made by a GPU kernel", "dali": "made by the DALI graph"}[self.views]
+        return f"images decoded on the {self.decoder.upper()}, views {made} ({self.why})"
 
 
 def choose_settings(
@@ -73,24 +96,61 @@ def choose_settings(
         images: images in each row.
         processes_here: processes that share this machine's cores.
         geometries: of the views, so that the graph has no node for halvings that none of them needs; empty: not known.
+
+    Raises:
+        UserError: the configuration asks for a GPU, and `device` is none.
     """
-    on_gpu = device.type == "cuda" and config.backend != "cpu"
-    backend = config.backend
-    if backend == "auto":
-        backend = "dali" if on_gpu else "cpu"
-    pixels = largest_pixels(index)
+    decoder, views, why = _where_pixels_are_made(config, device)
+    sizes_px = sampled_sizes_px(index)
+    pixels = int(sizes_px.prod(axis=1).max(initial=0))
     share = max(1, available_cores() // processes_here)
     return Settings(
-        backend="fused" if on_gpu and config.gpu_views == "fused" else backend,
-        device="gpu" if on_gpu else "cpu",
+        decoder=decoder,
+        views=views,
         device_id=device.index or 0 if device.type == "cuda" else None,
         chunk_size=min(config.batch or samples_in_chunk(images * pixels), rows),
-        threads=config.threads or (min(share, _MOST_THREADS_ON_GPU) if on_gpu else share),
+        threads=config.threads or (min(share, _MOST_THREADS_ON_GPU) if decoder == "gpu" else share),
         prefetch=config.prefetch,
-        hw_decoder_load=config.hw_decoder_load,
-        regions=regions_pay(config.decode, pixels, on_gpu=on_gpu),
+        size_hint_px=_size_hint_px(sizes_px),
+        regions=regions_pay(config.decode, pixels, on_gpu=decoder == "gpu"),
         halvings=max((most_halvings(index.box_px, geometry) for geometry in geometries), default=MAX_HALVINGS),
+        why=why,
     )
+
+
+def _where_pixels_are_made(
+    config: PipelinesConfig, device: torch.device
+) -> tuple[Literal["cpu", "gpu"], Literal["cpu", "gpu", "dali"], str]:
+    """The decoder, what makes the views, and why.
+
+    Raises:
+        UserError: one of them is to be the GPU, and `device` is none, or there is no C compiler for its kernel.
+    """
+    decoder, views = config.decoder, config.views
+    if device.type != "cuda":
+        for key, value in (("decoder", decoder), ("views", views)):
+            if value == "gpu":
+                raise UserError(f'pipelines.{key} = "gpu", and the batches are on the CPU: set "auto" or "cpu"')
+        return "cpu", "cpu" if views == "auto" else views, "no GPU" if views == "auto" else "as configured"
+    why = []
+    has_compiler = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
+    if views == "gpu" and not has_compiler:
+        raise UserError('pipelines.views = "gpu" needs a C compiler, for Triton: install gcc, or set views = "dali"')
+    if views == "auto":
+        views = "gpu" if has_compiler else "dali"
+        if not has_compiler:
+            why.append("the GPU kernel needs a C compiler: install gcc")
+    if decoder == "auto":
+        engines = torch.cuda.get_device_capability(device) in _WITH_JPEG_ENGINES
+        decoder = "gpu" if engines and views != "cpu" else "cpu"
+        why.append(f"the GPU has {'' if engines else 'no '}JPEG engines")
+    return decoder, views, "; ".join(why) or "as configured"
+
+
+def _size_hint_px(sizes_px: IntArray) -> tuple[int, int]:
+    """Height and width of the largest sampled images, rounded up. The decoder reserves as much for each image."""
+    height_px, width_px = -(-sizes_px.max(axis=0, initial=1) // _HINT_STEP_PX) * _HINT_STEP_PX
+    return min(int(height_px), _LARGEST_HINT_PX), min(int(width_px), _LARGEST_HINT_PX)
 
 
 def samples_in_chunk(pixels: int) -> int:

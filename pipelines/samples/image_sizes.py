@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -39,7 +40,10 @@ def spread(count: int, most: int) -> IntArray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
-def largest_pixels(index: Index) -> int:
-    """Number of pixels of the largest image in a sample of the index, as it is stored; 0 if none can be read."""
-    sizes_px = upright_sizes_px(index, spread(len(index), _SAMPLED))
-    return int(sizes_px.prod(axis=1).max(initial=0))
+def sampled_sizes_px(index: Index) -> IntArray:
+    """Heights and widths (N, 2) of a sample of the index's images, as they are stored; those that can be read."""
+    sizes_px = []
+    for row in spread(len(index), _SAMPLED).tolist():
+        with suppress(OSError, BadImage):
+            sizes_px.append(check_image(index.read(row)).size_px)
+    return np.array(sizes_px, np.int64).reshape(-1, 2)

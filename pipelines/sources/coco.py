@@ -1,4 +1,4 @@
-"""Keypoints in COCO's JSON format: COCO's own people, or other images annotated in this format.
+"""Keypoints of hands in COCO's JSON format.
 
 Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the format is that of cocodataset.org, "Data format".
 """
@@ -17,21 +17,21 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.subsets import refuse_part, rows_of_split
-from peclr_dali.skeleton import SKELETONS, THUMB_IN_ANATOMY, Skeleton
+from peclr_dali.skeleton import HAND, THUMB_IN_ANATOMY
 
 ANNOTATIONS: Final = "annotations.json"
 """The file to read if `data.annotations` is not set."""
 
 
 def load_coco(config: DataConfig) -> Index:
-    """Read all people or hands with a labelled keypoint, in the order of the file; crowds are left out.
+    """Read all hands with a labelled keypoint, in the order of the file; crowds are left out.
 
     COCO's keypoints are whole pixels, so half a pixel is added: the index is corner-based. An image's `file_name` is
     relative to `data.root`.
 
     Returns:
         The index; an image is a group. The box is the square around the annotation's box, or around its keypoints if it
-        has none. Without a box, an annotation of a single keypoint is left out: it does not say how large a person is.
+        has none. Without a box, an annotation of a single keypoint is left out: it does not say how large a hand is.
 
     Raises:
         UserError: the file is missing or does not fit the format, or has no labelled keypoint; a part is chosen.
@@ -43,19 +43,19 @@ def load_coco(config: DataConfig) -> Index:
     expected = "keypoints in COCO's JSON format"
     with dataset_file(file, expected, "Check data.root and data.annotations, or mend the file.") as path:
         content = parse_json(path.read_bytes())
-        skeleton = _skeleton(file, content["categories"])
+        _require_hands(file, content["categories"])
         row_of = {image["id"]: row for row, image in enumerate(content["images"])}
-        people = [one for one in content["annotations"] if any(one["keypoints"][2::3]) and not one.get("iscrowd")]
-        image = np.array([row_of[one["image_id"]] for one in people], np.int64)
+        hands = [one for one in content["annotations"] if any(one["keypoints"][2::3]) and not one.get("iscrowd")]
+        image = np.array([row_of[one["image_id"]] for one in hands], np.int64)
         paths = [file_name(str(content["images"][row]["file_name"])) for row in image]
-        labels, boxes = [one["keypoints"] for one in people], [one.get("bbox", [0, 0, 0, 0]) for one in people]
-    if not people:
+        labels, boxes = [one["keypoints"] for one in hands], [one.get("bbox", [0, 0, 0, 0]) for one in hands]
+    if not hands:
         raise UserError(f"{file}: no annotation has a labelled keypoint. Set data.annotations to another file.")
     values, box = as_numbers(labels), as_numbers(boxes)
-    if values is None or values.shape[1:] != (3 * len(skeleton),) or box is None or box.shape[1:] != (4,):
-        numbers = f"{3 * len(skeleton)} numbers in keypoints and 4 in bbox"
+    if values is None or values.shape[1:] != (3 * len(HAND),) or box is None or box.shape[1:] != (4,):
+        numbers = f"{3 * len(HAND)} numbers in keypoints and 4 in bbox"
         raise UserError(f"{file}: expected {numbers} of each annotation. Mend the file.")
-    points = values.reshape(len(people), len(skeleton), 3)
+    points = values.reshape(len(hands), len(HAND), 3)
     keypoints_px = np.where(points[..., 2:] > 0, points[..., :2] + 0.5, np.nan)
     boxed = (box[:, 2:] > 0).all(axis=1, keepdims=True)
     low = np.where(boxed, box[:, :2], np.nanmin(keypoints_px, axis=1))
@@ -68,22 +68,16 @@ def load_coco(config: DataConfig) -> Index:
         box_px=squares_around(low, high),
         keypoints_px=keypoints_px.astype(np.float32),
         group=image,
-        skeleton=skeleton,
     )
     return index.select(sized[rows_of_split(image[sized], config.split)])
 
 
-def _skeleton(file: Path, categories: list[dict[str, Any]]) -> Skeleton:
-    """The skeleton with the keypoints of the file's category."""
+def _require_hands(file: Path, categories: list[dict[str, Any]]) -> None:
+    """Check that the file's one category has a hand's keypoints."""
     names = [tuple(category["keypoints"]) for category in categories if "keypoints" in category]
-    for skeleton in SKELETONS.values():
-        anatomical = tuple(THUMB_IN_ANATOMY.get(name, name) for name in skeleton.keypoints)
-        if names in ([skeleton.keypoints], [anatomical]):
-            return skeleton
-    found = {name for of_category in names for name in of_category}
-    nearest = max(SKELETONS.values(), key=lambda one: (len(found.intersection(one.keypoints)), len(one) == len(found)))
-    raise UserError(
-        f"{file}: its categories have the keypoints {str(names)[:120]}; expected one category, with those of a "
-        f"{' or a '.join(SKELETONS)}, of a {nearest.name} in this order: {', '.join(nearest.keypoints)}. Rename or "
-        "reorder them."
-    )
+    anatomical = tuple(THUMB_IN_ANATOMY.get(name, name) for name in HAND.keypoints)
+    if names not in ([HAND.keypoints], [anatomical]):
+        raise UserError(
+            f"{file}: its categories have the keypoints {str(names)[:120]}; expected one category, with those of a "
+            f"hand in this order: {', '.join(HAND.keypoints)}. Rename or reorder them."
+        )

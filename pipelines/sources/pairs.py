@@ -1,10 +1,9 @@
-"""Finds the partners of a source's images: other versions, neighbours in time, or the pairs of a file."""
+"""Finds the partners of a source's images: other versions, or the pairs of a file."""
 
 from __future__ import annotations
 
 import csv
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,13 +13,12 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.partners import Partners, frames_of, near_in_time, of_pairs, of_same_group, tracks_of
+from peclr_dali.pipelines.samples.partners import Partners, of_pairs, of_same_group
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 
-COLUMNS: Final = ("file", "number", "positive", "positive_number", "distance")
-"""The header of a file of pairs. A hand's number counts the hands of its image, from 0, in the index's order."""
-
-_SHORT: Final = ("file", "positive")
+_COLUMNS: Final = ("file", "positive")
+_NUMBERED: Final = ("file", "number", "positive", "positive_number")
+"""A hand's number counts the hands of its image, from 0, in the index's order."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,24 +26,17 @@ _log = logging.getLogger(__name__)
 def partners_of(index: Index, config: DataConfig) -> Partners | None:
     """The partners that `config.positive` asks for; None for "self".
 
-    With "file" and no file, these are the partners that the index has from its dataset. One line of the log counts the
-    images without any.
+    One line of the log counts the images without any.
 
     Raises:
-        UserError: the source has no versions, a frame no number, the file of pairs cannot be used, or no image of the
-            index has a partner, or a key is set that this kind does not read.
+        UserError: the source has no versions, the file of pairs cannot be used, or no image of the index has a partner,
+            or a file is given for another kind than "file".
     """
     kind = config.positive
-    partners = index.partners if config.pairs is None else None
-    if (config.pairs is not None or partners is not None) != (kind == "file"):
+    if (config.pairs is not None) != (kind == "file"):
         raise UserError(
             f"data.positive = {kind!r} and data.pairs = {config.pairs!r}: data.pairs names the file of pairs of "
             "data.positive = 'file', and is unset otherwise"
-        )
-    if kind != "time" and config.positive_frames != DataConfig.positive_frames:
-        raise UserError(
-            f"data.positive_frames = {config.positive_frames} and data.positive = {kind!r}: frames count for 'time' "
-            "only. Leave data.positive_frames out, or set data.positive = 'time'"
         )
     if kind == "self":
         return None
@@ -56,23 +47,12 @@ def partners_of(index: Index, config: DataConfig) -> Partners | None:
                 "FreiHAND's layout or shards packed from it. Choose another data.positive"
             )
         partners = of_same_group(index.group)
-    elif kind == "time":
-        if config.source in ("freihand", "shards"):  # whose folders and files are no films
-            raise UserError(
-                f"data.positive = 'time': {index.root} ({config.source}) has no folder for each sequence; expected "
-                "frames such as VIDEO/frame_000030.jpg. Choose another source or another data.positive"
-            )
-        sequence, frame = frames_of(index.paths, index.mirrored)
-        track = tracks_of(sequence, frame, index.box_px, config.positive_frames)
-        partners = near_in_time(track, frame, config.positive_frames)
-    elif partners is None:
+    else:
         partners = of_pairs(_read_pairs(Path(str(config.pairs)), index), len(index))
     without = int((partners.count == 0).sum())
     if without == len(index):
-        wider = f"no two frames of a sequence are {config.positive_frames} or less apart: set data.positive_frames"
         raise UserError(
-            f"data.positive = {kind!r}: no image of {index.root} has a partner. "
-            f"{wider if kind == 'time' else 'Choose another data.positive'}"
+            f"data.positive = {kind!r}: no image of {index.root} has a partner. Choose another data.positive"
         )
     if without:
         _log.warning("%s: %d of %d images have no partner, and pair with themselves", index.root, without, len(index))
@@ -82,13 +62,13 @@ def partners_of(index: Index, config: DataConfig) -> Partners | None:
 def _read_pairs(file: Path, index: Index) -> IntArray:
     """The pairs (P, 2) of rows of the index. Pairs of images that the index leaves out are left out."""
     row_of = _rows_by_name(index)
-    with dataset_file(file, "a file of pairs in UTF-8", "Mend it, or make it with the command 'mine'.") as path:
+    with dataset_file(file, "a file of pairs in UTF-8", "Mend it.") as path:
         lines = csv.reader(path.read_text(encoding="utf-8-sig").splitlines())
         header = tuple(cell.strip() for cell in next(lines, []))
-        if header not in (_SHORT, COLUMNS, COLUMNS[:-1]):
+        if header not in (_COLUMNS, _NUMBERED):
             raise UserError(
-                f"{file}: line 1 is {','.join(header)[:80]!r}; expected the header {','.join(_SHORT)!r} or "
-                f"{','.join(COLUMNS)!r}. Write this header, and the pairs below it."
+                f"{file}: line 1 is {','.join(header)[:80]!r}; expected the header {','.join(_COLUMNS)!r} or "
+                f"{','.join(_NUMBERED)!r}. Write this header, and the pairs below it."
             )
         pairs, unknown = list[list[int]](), None
         for cells in filter(None, lines):
@@ -125,12 +105,9 @@ def _read_pairs(file: Path, index: Index) -> IntArray:
 
 def _rows_by_name(index: Index) -> dict[tuple[str, str], int]:
     """The row of each hand, by the name of its image and its number there."""
-    return {key: row for row, key in enumerate(numbered(index))}
-
-
-def numbered(index: Index) -> Iterator[tuple[str, str]]:
-    """The name of each sample's image, and its number among the samples of this image."""
     seen: dict[str, int] = {}
-    for path in index.paths:
+    row_of = {}
+    for row, path in enumerate(index.paths):
         seen[path] = seen.get(path, -1) + 1
-        yield path, str(seen[path])
+        row_of[path, str(seen[path])] = row
+    return row_of

@@ -43,7 +43,7 @@ class AppearanceConfig:
     """Further augmentations of a view's pixels, off by default. The paper studied and rejected them (Fig. 5 and 6).
 
     Each takes an 8-bit view and gives an 8-bit view. They follow the warp and the colour jitter, in the order of the
-    attributes, which is the authors' (they do not solarise). Each is applied independently with its own probability
+    attributes, which is the authors'. Each is applied independently with its own probability
     (the authors': 0.5).
 
     Attributes:
@@ -56,8 +56,6 @@ class AppearanceConfig:
         noise_probability: probability of Gaussian noise, independent for each pixel and channel.
         noise_std: standard deviation of the noise, in units of 8-bit pixels.
         colour_drop_probability: probability of turning a view grey.
-        solarise_probability: probability of solarising, as BYOL does: levels from `solarise_from` on are inverted.
-        solarise_from: the smallest 8-bit level that is inverted.
     """
 
     sobel_probability: Probability = 0.0
@@ -68,8 +66,6 @@ class AppearanceConfig:
     noise_probability: Probability = 0.0
     noise_std: Annotated[float, Field(ge=0, le=255)] = 25.0
     colour_drop_probability: Probability = 0.0
-    solarise_probability: Probability = 0.0
-    solarise_from: Annotated[int, Field(ge=0, le=255)] = 128
 
     @property
     def active(self) -> bool:
@@ -112,7 +108,6 @@ class Column(IntEnum):
     NOISE = 17
     NOISE_KEY_HIGH = 18  # 16 bits each: float32 holds them exactly
     NOISE_KEY_LOW = 19
-    SOLARISE = 25
 
 
 def draw_appearance(appearance: AppearanceConfig, side_px: int, uniform: DoubleArray, table: DoubleArray) -> None:
@@ -311,22 +306,6 @@ def _add_noise_to_tensors(views: Tensor, keys: Tensor, hashes: Tensor, levels: T
     return levels.index_select(0, quantiles.view(-1)).view(views.shape).add_(views).clamp_(0, 255)
 
 
-def _solarise_constants(appearance: AppearanceConfig, _: int) -> Arrays:
-    return (np.array([appearance.solarise_from], np.int32),)
-
-
-def _solarise(views: Views, rows: IntArray, lowest: Int32Array) -> None:
-    for n in rows:
-        pixels = views[n].reshape(-1)
-        for at in range(len(pixels)):
-            if I32(pixels[at]) >= lowest[0]:
-                pixels[at] = np.uint8(I32(255) - I32(pixels[at]))
-
-
-def _solarise_tensors(views: Tensor, lowest: Tensor) -> Tensor:
-    return views.where(views < lowest, 255 - views)
-
-
 class Change(NamedTuple):
     """The arithmetic of an augmentation.
 
@@ -354,6 +333,5 @@ CHANGES: Final[dict[Column, Change]] = {
     Column.BLUR: Change(_blur, _blur_of_tensors, (_weigh,), _blur_tables),
     Column.NOISE: Change(_add_noise, _add_noise_to_tensors, (_mix, _quantile), _noise_tables, _noise_constants),
     Column.COLOUR_DROP: Change(_drop_colour, _drop_colour_of_tensors, (_grey,)),
-    Column.SOLARISE: Change(_solarise, _solarise_tensors, constants=_solarise_constants),
 }
 """The augmentations, in the order in which they are applied. An augmentation's keys begin with its column's name."""

@@ -14,10 +14,6 @@ from peclr_dali.bounds import Factor, Fraction, PositiveFraction
 from peclr_dali.pipelines.views.appearance import AppearanceConfig as AppearanceConfig
 from peclr_dali.pipelines.views.ranges import Ordered, Probability, Range
 
-LINEAR_HUE_DEG = 30.0
-"""Reference hue (skin) of the linear jitter: a linear map cannot scale hues. It rotates all hues by the angle
-by which scaling would turn this one."""
-
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class GeometryConfig:
@@ -60,8 +56,7 @@ class ColourConfig:
     """Colour jitter of a view (paper, supplement): hue, saturation and value of HSV.
 
     Attributes:
-        jitter: "hsv" scales hue and saturation and maps value to a x + b, exactly; "linear" is DALI's cheaper YIQ
-            matrix, which adds to the hue instead; "none" leaves the colours alone.
+        jitter: "hsv" scales hue and saturation and maps value to a x + b; "none" leaves the colours alone.
         hue: range of the factor of the hue, within [0, 1].
         saturation: range of the factor of the saturation, within [0, 1].
         value_scale: range of a.
@@ -69,7 +64,7 @@ class ColourConfig:
         shared_factor: one draw scales both hue and saturation (the paper has one s); False: one draw for each.
     """
 
-    jitter: Literal["hsv", "linear", "none"] = "hsv"
+    jitter: Literal["hsv", "none"] = "hsv"
     hue: Range = (0.01, 1.0)
     saturation: Range = (0.01, 1.0)
     value_scale: Range = (0.5, 1.0)

@@ -1,199 +1,165 @@
+"""Every peer makes the views that it says, and they are the same views."""
+
+from __future__ import annotations
+
 import itertools
+import logging
 import pkgutil
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
-from peclr_dali.bench.loaders.peers import PEERS, Peer, dali, installed_peers, opencv, paper_draws, workers
-from peclr_dali.bench.loaders.peers.opencv import AuthorsSamples, OpencvSamples, OpencvViews, hsv_table, jitter_hsv
-from peclr_dali.bench.loaders.peers.paper_draws import VIEW_PX, PeerDraw, draw, endless_batches, source_to_view_px
-from peclr_dali.bench.loaders.peers.torchvision_v2 import TorchvisionViews
-from peclr_dali.bench.loaders.peers.workers import ViewsOfFiles
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE
+from peclr_dali.bench.loaders import peers
+from peclr_dali.bench.loaders.peers import (
+    PEERS,
+    Peer,
+    dali_plain,
+    offered_peers,
+    opencv_authors,
+    opencv_tuned,
+    paper_views,
+    torchvision_gpu,
+)
+from peclr_dali.bench.loaders.peers.paper_views import RANGES, VIEW_PX, Draws, Files, draw, source_to_view_px
+from tests.pipelines.harness import smooth_image
 
-IDENTITY = PeerDraw(rotation_deg=0, x_frac=0, y_frac=0, scale=1, hue=1, saturation=1, value=1, value_shift=0)
-LEVELS = list(range(10, 250, 20))
-HEIGHT, WIDTH = 150, 200
-BoxArray = npt.NDArray[np.float32]
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> list[Path]:
-    """One gray image of each level."""
-    files = [tmp_path / f"{level}.jpg" for level in LEVELS]
-    for file, level in zip(files, LEVELS, strict=True):
-        cv2.imwrite(str(file), np.full((HEIGHT, WIDTH, 3), level, np.uint8))
-    return files
+CPU = torch.device("cpu")
+IDENTITY = Draws(0.0, 0.0, 0.0, 1.0, hue=1.0, saturation=1.0, value=1.0, value_shift=0.0)
+TURNED = IDENTITY._replace(rotation_deg=20.0, x_frac=0.1, y_frac=0.1, scale=1.5)
+JITTERED = TURNED._replace(hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
 
 
 @pytest.fixture
-def boxes_px() -> BoxArray:
-    boxes_px = np.tile(np.array([100, 75, 60], np.float32), (len(LEVELS), 1))
-    boxes_px[-1] = WHOLE_IMAGE
-    return boxes_px
+def files(tmp_path: Path) -> Files:
+    """A soft picture, twelve times."""
+    picture = smooth_image(np.random.default_rng(0), 150, 200, 3)
+    cv2.imwrite(str(tmp_path / "picture.jpg"), picture, [cv2.IMWRITE_JPEG_QUALITY, 100])
+    return Files([str(tmp_path / "picture.jpg")] * 12, np.array([[100, 75, 60]] * 12, np.float32))
 
 
-def shared(tensor: Any) -> bool:
-    return bool(tensor.is_shared())
+def drawn(one: Draws) -> Any:
+    """In place of `draw`: the same augmentation for every view."""
+    return lambda *shape: Draws(*(np.full(shape, value) for value in one))
 
 
-def arrays(samples: Any) -> list[npt.NDArray[Any]]:
-    return [np.asarray(sample) for sample in samples]
+@pytest.mark.gpu
+@pytest.mark.parametrize("peer", [peer for peer in PEERS.values() if peer.on_gpu], ids=lambda peer: peer.function)
+def test_a_peer_on_a_gpu_hands_over_whole_batches_beyond_an_epoch(peer: Peer, files: Files) -> None:
+    assert list(itertools.islice(peer.start(files, 2, 5), 6)) == [5] * 6
 
 
-@pytest.mark.slow  # starts every installed peer
-@pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")  # FFCV's
-@pytest.mark.parametrize("peer", installed_peers().values(), ids=installed_peers())
-def test_peer_hands_over_whole_batches_beyond_an_epoch(peer: Peer, paths: list[Path], boxes_px: BoxArray) -> None:
-    sizes = peer.start(paths, boxes_px, 2, 5)
-    assert list(itertools.islice(sizes, 6)) == [5] * 6
-    sizes.close()
+def test_a_line_says_why_a_peer_is_left_out(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    with caplog.at_level(logging.INFO):
+        assert not any(peer.on_gpu for peer in offered_peers(CPU, only_jpegs=True).values())
+    assert "left out: DALI, plain, on the GPU, which needs a GPU" in caplog.messages
+    assert "left out: OpenCV, tuned + SPDL, since the package spdl is not installed" in caplog.messages
+    offered = offered_peers(torch.device("cuda", 0), only_jpegs=False)
+    assert [name for name, peer in offered.items() if peer.on_gpu] == ["DALI, plain, on the GPU"]
+
+
+@pytest.mark.parametrize("peer", PEERS.values(), ids=lambda peer: peer.function)
+def test_every_entry_names_a_function(peer: Peer) -> None:
+    module, _, function = peer.function.partition(":")
+    assert peer.package or callable(pkgutil.resolve_name(f"{peers.__name__}.{peer.function}"))
+    assert f"def {function}(" in (Path(peers.__file__).with_name(f"{module}.py")).read_text()
 
 
 def test_every_sample_once_an_epoch() -> None:
-    samples = list(itertools.chain.from_iterable(itertools.islice(endless_batches(7, 3), 14)))
+    samples = list(itertools.chain.from_iterable(itertools.islice(paper_views.endless_batches(7, 3), 14)))
     for epoch in range(6):
         assert sorted(samples[7 * epoch : 7 * epoch + 7]) == list(range(7))
     assert samples[:7] != samples[7:14] or samples[:7] != samples[14:21]
 
 
 def test_draws_fill_their_ranges() -> None:
-    draws = draw(4000, np.random.default_rng(0))
-    ranges = {
-        "rotation_deg": (-45, 45), "x_frac": (-15 / 128, 15 / 128), "y_frac": (-15 / 128, 15 / 128), "scale": (0.6, 2),
-        "hue": (0.01, 1), "saturation": (0.01, 1), "value": (0.5, 1), "value_shift": (5 / 255, 20 / 255),
-    }  # fmt: skip
-    for name, (low, high) in ranges.items():
-        values = np.array([getattr(one, name) for one in draws])
+    draws = draw(2000, 2)
+    for values, (low, high) in zip(draws, RANGES, strict=True):
+        assert values.shape == (2000, 2)
         assert low <= values.min() < low + 0.01 * (high - low)
         assert high - 0.01 * (high - low) < values.max() <= high
+    assert not np.array_equal(draws.scale, draw(2000, 2).scale)
 
 
-@pytest.mark.parametrize("kind", [OpencvViews, TorchvisionViews])
-def test_views_of_dataloader_peers(
-    kind: type[ViewsOfFiles], paths: list[Path], boxes_px: BoxArray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workers, "draw", lambda count, rng: [IDENTITY] * count)
-    views = kind(paths, boxes_px).__getitems__(range(len(paths)))
-    assert views.shape == (2, len(paths), 3, VIEW_PX, VIEW_PX)
-    assert views.dtype == torch.uint8
-    assert shared(views)
-    assert views[0].is_contiguous(memory_format=torch.channels_last)
-    assert views[:, :, :, 64, 64].tolist() == [[[level] * 3 for level in LEVELS]] * 2
-    corners = views[0, :, 0, 0, 0].tolist()
-    assert corners == [*LEVELS[:-1], 0]  # only the whole image's square reaches beyond the image
-
-
-def test_views_of_lean_opencv(paths: list[Path], boxes_px: BoxArray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opencv, "draw", lambda count, rng: [IDENTITY] * count)
-    samples = OpencvSamples(paths, boxes_px)
-    first, matrix_px, second, _ = (
-        torch.stack(part) for part in zip(*map(samples.__getitem__, range(len(paths))), strict=True)
-    )
-    assert first.shape == second.shape == (len(paths), 3, VIEW_PX, VIEW_PX)
-    assert first.dtype == torch.uint8
-    assert torch.stack([first, second])[:, :, :, 64, 64].tolist() == [[[level] * 3 for level in LEVELS]] * 2
-    assert first[:, 0, 0, 0].tolist() == [*LEVELS[:-1], 0]
-    np.testing.assert_allclose(matrix_px[0], source_to_view_px((100, 75, 60), IDENTITY), rtol=1e-6)
-
-
-def test_the_authors_steps_show_what_one_warp_shows(paths: list[Path]) -> None:
-    file = paths[0].with_name("picture.png")
-    coarse = np.random.default_rng(0).integers(60, 200, (12, 16, 3), np.uint8)
-    cv2.imwrite(str(file), cv2.resize(coarse, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC))
-    box_px = (100.0, 75.0, 60.0)  # far from the image's edge, where the authors' crop is cut off
-    one = PeerDraw(30, 0.1, -0.05, 1.5, hue=1, saturation=1, value=1, value_shift=0)
-    source = cv2.cvtColor(np.asarray(cv2.imread(str(file))), cv2.COLOR_BGR2RGB)
-    theirs, matrix_px = AuthorsSamples([file], np.array([box_px], np.float32))._view(source, box_px, one)
-    lean, lean_matrix_px = OpencvSamples([file], np.array([box_px], np.float32))._view(source, box_px, one)
-    assert theirs.shape == (3, VIEW_PX, VIEW_PX)
-    assert theirs.dtype == torch.float32
-    mean, deviation = (torch.tensor(v)[:, None, None] for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-    assert ((theirs * deviation + mean) * 255 - lean).abs().mean() < 6
-    corners = torch.tensor([[85.0, 115, 100], [60, 60, 90], [1, 1, 1]])
-    assert (
-        matrix_px @ corners - lean_matrix_px @ corners
-    ).abs().max() < 3  # whole pixels in the crop, half a pixel in its frame
-
-
-@pytest.mark.slow  # starts worker processes
-def test_opencv_in_workers(paths: list[Path], boxes_px: BoxArray) -> None:
-    batches = iter(OpencvSamples.batches(paths, boxes_px, 2, 4))
-    first, matrix_px, second, _ = next(batches)
-    assert first.shape == second.shape == (4, 3, VIEW_PX, VIEW_PX)
-    other = next(batches)  # the other worker's, which draws otherwise
-    assert not torch.equal(matrix_px, other[1])
-    views = next(iter(OpencvViews.batches(paths, boxes_px, 1, 4)))
-    assert views.shape == (2, 4, 3, VIEW_PX, VIEW_PX)
-    assert shared(views)  # as the worker filled it
-
-
-def test_opencv_ways_of_the_jitter_agree() -> None:
-    view = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    one = PeerDraw(0, 0, 0, 1, hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
-    hsv = cv2.cvtColor(view, cv2.COLOR_RGB2HSV)
-    by_table = cv2.cvtColor(cv2.LUT(hsv, hsv_table(one)), cv2.COLOR_HSV2RGB)
-    assert np.abs(jitter_hsv(view, one).astype(int) - by_table).mean() < 3  # one rounds, the other cuts off
-
-
-def test_opencv_matrix_carries_the_box() -> None:
-    matrix = source_to_view_px((100, 75, 60), IDENTITY)
-    corner_based = matrix @ [100 - 30 - 0.5, 75 - 30 - 0.5, 1] + 0.5
-    np.testing.assert_allclose(corner_based, [0, 0], atol=1e-12)
-    turned = PeerDraw(90, 0.1, 0, 2, 1, 1, 1, 0)
-    below = source_to_view_px((100, 75, 60), turned) @ [100 + 15 - 0.5, 75 - 0.5, 1] + 0.5  # the right becomes below
+def test_the_matrix_carries_the_box() -> None:
+    boxes_px = np.array([[100, 75, 60]] * 2)
+    turned = Draws(*np.stack([IDENTITY, IDENTITY._replace(rotation_deg=90, x_frac=0.1, scale=2)], axis=-1))
+    at_rest, other = source_to_view_px(boxes_px, turned)
+    np.testing.assert_allclose(at_rest @ [100 - 30, 75 - 30, 1], [0, 0], atol=1e-12)
+    below = other @ [100 + 15, 75, 1]  # what was on the right is below
     np.testing.assert_allclose(below, [64 + 12.8, 64 + 64], atol=1e-9)
 
 
-def test_hsv_table_is_the_papers_jitter() -> None:
-    table = hsv_table(PeerDraw(0, 0, 0, 1, hue=0.5, saturation=0.25, value=0.5, value_shift=20 / 255))
-    assert table[0, 100].tolist() == [50, 25, 70]
-    assert hsv_table(PeerDraw(0, 0, 0, 1, 1, 1, 1, 20 / 255))[0, 250, 2] == 255
+def first_view(peer: str, files: Files, one: Draws, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """(3, 128, 128) float32 in levels of 255: a peer's view of the picture."""
+    if peer in ("dali_plain", "torchvision_cpu"):
+        one = one._replace(hue=0.0)  # which is added
+    if peer == "dali_plain":
+        monkeypatch.setattr(dali_plain, "RANGES", Draws(*((value, value + 1e-6) for value in one)))
+        return unnormalised(torch.from_numpy(np.asarray(next(dali_plain.on_cpu(files, 1, 2))[0][0])))
+    module = pkgutil.resolve_name(f"{peers.__name__}.{peer}")
+    monkeypatch.setattr(module, "draw", drawn(one))
+    if peer == "torchvision_gpu":
+        return next(torchvision_gpu.batches(files, 1, 2, device="cpu"))[0][0].float()
+    if peer == "opencv_authors":
+        first, matrices_px, _, _ = opencv_authors.make_batch(files, [0, 1])
+        corners = torch.tensor([[85.0, 115, 100], [60, 60, 90], [1, 1, 1]])
+        exact_px = torch.from_numpy(opencv_tuned.opencv_matrices(files.boxes_px[0], one)).float()
+        assert (matrices_px[0] @ corners - exact_px @ corners).abs().max() < 3  # the crop has whole pixels
+        return unnormalised(first[0])
+    made = module.make_batch(files, [0, 1])
+    assert made.shape == (2, 2, 3, VIEW_PX, VIEW_PX)
+    assert made.is_shared()  # as the worker filled it
+    assert made[0].is_contiguous(memory_format=torch.channels_last)
+    view: torch.Tensor = made[0, 0].float()
+    return view
 
 
-def test_dali_decodes_every_image(paths: list[Path], boxes_px: BoxArray) -> None:
-    batches = itertools.islice(dali.sources(paths, boxes_px, 2, 4), 3)
-    levels = [int(image[0, 0, 0]) for sources, *_ in batches for image in arrays(sources)]
-    assert sorted(levels) == LEVELS
+def unnormalised(view: torch.Tensor) -> torch.Tensor:
+    mean, deviation = (torch.tensor(v)[:, None, None] for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    assert view.dtype == torch.float32
+    return (view * deviation + mean) * 255
 
 
-def test_dali_views(paths: list[Path], boxes_px: BoxArray, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"HUE": 0, "SATURATION": 1, "VALUE": 1, "SCALE": 1, "SHIFT_FRAC": 0, "ROTATION_DEG": 0}.items():
-        monkeypatch.setattr(paper_draws, name, (float(value), float(value) + 1e-6))
-    first, second = (np.stack(arrays(views)) for views in next(dali.views(paths, boxes_px, 2, len(paths))))
-    assert first.shape == second.shape == (len(paths), 3, VIEW_PX, VIEW_PX)
-    assert first.dtype == np.float32
-    red = first[:, 0] * 0.229 * 255 + 0.485 * 255
-    order = np.argsort(red[:, 64, 64])
-    np.testing.assert_allclose(red[order, 64, 64], LEVELS, atol=1.01)
-    np.testing.assert_allclose(red[order, 0, 0], [*LEVELS[:-1], 0], atol=1.01)
+@pytest.mark.parametrize(
+    ("peer", "one", "levels"),
+    [
+        ("opencv_authors", JITTERED, 3),  # its crop has whole pixels
+        ("torchvision_gpu", JITTERED, 1),  # the other HSV has 8 bits
+        ("torchvision_cpu", TURNED, 1.5),  # it resamples twice
+        ("dali_plain", TURNED, 1),
+    ],
+)
+def test_peers_show_the_same(
+    peer: str, one: Draws, levels: float, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One augmentation of a picture, beside that of tuned OpenCV; with the colours of peers that jitter alike."""
+    difference = first_view(peer, files, one, monkeypatch) - first_view("opencv_tuned", files, one, monkeypatch)
+    assert difference.abs().mean() < levels
 
 
-@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
-def test_every_entry_names_a_function(peer: Peer) -> None:
-    if peer.needs is None:
-        assert callable(pkgutil.resolve_name(f"peclr_dali.bench.loaders.peers.{peer.function}"))
-        return
-    module, _, function = peer.function.partition(":")
-    source = (Path(opencv.__file__).with_name(f"{module}.py")).read_text()
-    assert f"def {function}(" in source
+def test_the_exact_jitter_is_that_of_float_hsv() -> None:
+    rgb = np.random.default_rng(0).random((32, 32, 3), np.float32)
+    hsv = cv2.cvtColor(rgb, cv2.COLOR_RGB2HSV) * [0.7, 0.6, 0.8] + [0, 0, 20 / 255]
+    expected = cv2.cvtColor(hsv.clip(0, [360, 1, 1]).astype(np.float32), cv2.COLOR_HSV2RGB)
+    made = torchvision_gpu.jitter_hsv(torch.from_numpy(rgb).permute(2, 0, 1), JITTERED)
+    np.testing.assert_allclose(made.permute(1, 2, 0), expected, atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")
-def test_ffcv_makes_the_views_that_opencv_makes() -> None:
-    ffcv_packed = pytest.importorskip(
-        "peclr_dali.bench.loaders.peers.ffcv_packed", reason="needs FFCV", exc_type=ImportError
-    )
-    coarse = np.random.default_rng(0).integers(60, 200, (12, 16, 3), np.uint8)
-    source = cv2.resize(coarse, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
-    one = PeerDraw(30, 0.1, -0.05, 1.5, hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
-    out = np.empty((VIEW_PX, VIEW_PX, 3), np.uint8)
-    numbers = np.array([getattr(one, name) for name in PeerDraw.__dataclass_fields__])
-    ffcv_packed.make_view(source, np.array([100, 75, 60], np.float32), numbers, out, VIEW_PX)
-    warped = cv2.warpAffine(source, source_to_view_px((100, 75, 60), one), (VIEW_PX, VIEW_PX))
-    assert np.abs(out.astype(int) - jitter_hsv(warped, one)).mean() < 3  # OpenCV's HSV has 8 bits
+def test_images_of_several_sizes_are_sampled_each_by_its_own_matrix() -> None:
+    """Dots at the boxes' centres, in a small and in a large image, are where the matrices put them."""
+    images = [torch.zeros(3, height, width, dtype=torch.uint8) for height, width in ((90, 120), (200, 300))]
+    boxes_px = np.array([[60, 45, 40], [150, 100, 80]], np.float32)
+    for image, (x_px, y_px, _) in zip(images, boxes_px.astype(int), strict=True):
+        image[:, y_px - 2 : y_px + 2, x_px - 2 : x_px + 2] = 255
+    draws = Draws(*draw(2, 2)[:4], *drawn(IDENTITY)(2, 2)[4:])
+    views = torchvision_gpu.make_views(images, boxes_px, draws)[:, :, 0].float().numpy()
+    expected = np.einsum("vnij,nj->vni", source_to_view_px(boxes_px, draws), np.c_[boxes_px[:, :2], [1, 1]])
+    rows, columns = np.mgrid[:VIEW_PX, :VIEW_PX] + 0.5
+    for axis, places in enumerate((columns, rows)):
+        centers = (views * places).sum(axis=(2, 3)) / views.sum(axis=(2, 3))
+        np.testing.assert_allclose(centers, expected[..., axis], atol=0.1)

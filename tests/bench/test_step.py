@@ -11,103 +11,66 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from peclr_dali.bench.measure import Rate, Rounds
-from peclr_dali.bench.training import report, step
-from peclr_dali.errors import UserError
+from peclr_dali.bench.measure import Rounds
+from peclr_dali.bench.training import step
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
-from tests.command_line import run_cli
+from tests.command_line import as_options, run_cli
 from tests.train.tiny_run import TINY, write_images
 
-ALL = {"cached", "loaded", "gradient", "averaged"}
 QUICK = Rounds(repeats=2, repeat_s=0.01, warmup_s=0.0)
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
+def settings(tmp_path: Path) -> list[str]:
     write_images(tmp_path / "images", count=24)
-    return load_config(Config, [], [*TINY, f"data.root={tmp_path / 'images'}"])
+    return [*TINY, f"data.root={tmp_path / 'images'}"]
+
+
+@pytest.fixture
+def config(settings: list[str]) -> Config:
+    return load_config(Config, [], settings)
 
 
 def with_train(config: Config, **changed: Any) -> Config:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changed))
 
 
-def bench_of(config: Config, precision: str = "fp64") -> step.StepBench:
-    in_precision = with_train(config, precision=precision)
-    return step.StepBench(in_precision, load_index(config.data), World(), QUICK)
-
-
-def gradients(bench: step.StepBench) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for p in bench.state.network.parameters() if p.grad is not None]).clone()
-
-
-def test_figures_of_a_step(config: Config) -> None:
-    row = json.loads(json.dumps(step.bench_train(config, QUICK, print)))
-    (figures,) = row["precisions"]
-    assert figures["images_per_s"].keys() == ALL
-    assert 0 <= figures["waited_share"] < 1
-    assert figures["peak_memory_mib"] > 100
-    assert figures["device_memory_mib"] is None
-    assert row["config"]["train"]["batch"] == figures["batch"] == 12
-    shown = [*report.lines(row)]
-    assert ("peak memory (MiB)", str(figures["peak_memory_mib"])) in shown
-    assert shown[-1][1].endswith(" x")
-
-
-@pytest.mark.slow  # measures for some seconds
-def test_the_command_prints_and_records(config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert isinstance(config.data, DataConfig)
-    words = [word for setting in (*TINY, f"data.root={config.data.root}") for word in ("--set", setting)]
+def test_a_row_has_what_a_table_of_cards_says(
+    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command, with an overlay of a card, whose keys `--set` changes."""
     record = tmp_path / "train.jsonl"
-    assert run_cli("bench-train", *words, "--repeats", "2", "--seconds", "0.1", "--record", str(record)) == 0
-    assert json.loads(record.read_text())["precisions"][0]["images_per_s"].keys() == ALL
+    card = [
+        "-c",
+        "configs/cards/rtx_11gb.toml",
+        *as_options([*settings, "pipelines.backend=dali", "train.precision=fp32"]),
+    ]
+    assert run_cli("bench-train", *card, "--repeats", "2", "--seconds", "0.1", "--record", str(record)) == 0
+    row = json.loads(record.read_text())
+    assert row["files"] == ["rtx_11gb"]
+    assert (row["card"], row["device"], row["decoder"], row["views"]) == ("none", "cpu", "cpu", "dali")
+    assert (row["precision"], row["computed_twice"], row["device_memory_mib"]) == ("fp32", "0 of 3", None)
+    assert 0 <= row["waited_share"] < 1
+    assert row["peak_memory_mib"] > 100
+    assert row["config"]["encoder"]["name"] == "resnet18"
+    for way in ("in_memory", "with_loader"):
+        assert len(row[way]["repeats"]) == 2
+        assert row[way]["images"] % row["config"]["train"]["batch"] == 0
     printed = capsys.readouterr().out
-    assert "optimiser's share" in printed
-    assert "batches of 12 in micro-batches of 4" in printed
-
-
-def test_operations_are_counted_forward_and_backward(config: Config) -> None:
-    # Of a ResNet-18: 1.8186e9 multiply-adds at 224 pixels (torchvision), nearly all of which grow with the area;
-    # the backward pass takes as much again for weights and for inputs, but for the first layer's input.
-    expected = 2 * 3 * 2 * 1.8186e9 * (32 / 224) ** 2
-    assert bench_of(config, "fp32").flop_per_image() == pytest.approx(expected, rel=0.1)
-
-
-def test_averaging_one_batch_is_the_exact_gradient_and_averaging_several_is_not(config: Config) -> None:
-    whole = bench_of(with_train(config, micro_batch=12))
-    batch = whole.batches[0]
-    whole.state.gradient(batch)
-    exact = gradients(whole)
-    whole._averaged(batch)
-    torch.testing.assert_close(gradients(whole), exact, rtol=1e-9, atol=1e-12)
-
-    parts = bench_of(config)
-    parts.state.gradient(batch)
-    exact = gradients(parts)
-    parts._averaged(batch)
-    assert not torch.allclose(gradients(parts), exact, rtol=0.01)
-
-
-def test_every_way_takes_a_whole_step(config: Config) -> None:
-    bench = bench_of(config)
-    weights = next(iter(bench.state.network.parameters()))
-    before = weights.detach().clone()
-    bench._with_gradient(bench._averaged)(bench.batches[0])
-    assert not torch.equal(weights, before)
+    assert "waited for the loader" in printed
+    assert "cpu: batches of 12 in micro-batches of 4" in printed
 
 
 @pytest.mark.parametrize(("loading_s", "stepping_s", "waits"), [(0.05, 0.0, True), (0.0, 0.05, False)])
 def test_waiting_is_the_time_until_a_batch_arrives(
     loading_s: float, stepping_s: float, waits: bool, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = bench_of(config)
+    bench = step.StepBench(config, load_index(config.data), World())
 
     @contextmanager
     def loader() -> Iterator[Iterator[Batch]]:
@@ -118,37 +81,20 @@ def test_waiting_is_the_time_until_a_batch_arrives(
 
         yield batches()
 
-    monkeypatch.setattr(bench, "_loader", loader)
+    monkeypatch.setattr(bench, "_make_loader", loader)
     monkeypatch.setattr(bench.state, "step", lambda batch: time.sleep(stepping_s))
-    steps = bench.loaded()
+    steps = bench.with_loader()
     for _ in range(8):
         next(steps)
-    waited_share = bench._waited_s / bench._looped_s
+    waited_share = bench.waited_s / bench.looped_s
     assert waited_share > 0.9 if waits else waited_share < 0.1
-
-
-def test_shares_in_closed_form() -> None:
-    def rate(images_per_s: float) -> Rate:
-        return Rate((images_per_s, images_per_s), 0.0, 1)
-
-    rates = {"cached": 50, "loaded": 45, "gradient": 100, "averaged": 50}
-    figures = step.figures_of({name: rate(images_per_s) for name, images_per_s in rates.items()}, 100, 2e9)
-    assert figures["step_s"][0] == pytest.approx(2)
-    assert figures["optimizer_share"] == pytest.approx(0.5)
-    assert figures["loader_share"] == pytest.approx(0.1)
-    assert figures["model_flop_per_s"] == pytest.approx(1e11)
-
-
-def test_too_few_images_are_reported(config: Config) -> None:
-    with pytest.raises(UserError, match=r"24 images, fewer than train.batch = 48"):
-        step.bench_train(with_train(config, batch=48), QUICK, print)
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # fp16 may skip its first step
 def test_on_a_gpu(config: Config) -> None:
     for precision in ("fp32", "bf16", "fp16"):
-        (one,) = step.bench_train(with_train(config, device="cuda", precision=precision), QUICK, print)["precisions"]
-        assert one["device"].startswith("cuda")
-        assert one["device_memory_mib"] is not None
-        assert 0 < one["peak_memory_mib"] < one["device_memory_mib"]
+        row = step.bench_train(with_train(config, device="cuda", precision=precision), [], QUICK, print)
+        assert row["device"].startswith("cuda")
+        assert row["card"] == row["machine"]["gpu"]
+        assert 0 < row["peak_memory_mib"] < row["device_memory_mib"]

@@ -1,299 +1,341 @@
-"""The sections of docs/results.md: from rows that are made up, beside the published figures."""
+"""Studies: the arms of every item of the paper, what is recorded, when, and what a comparison claims."""
 
 from __future__ import annotations
 
 import json
-import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from peclr_dali.bench.pages.documentation import fill_tables, write_docs
-from peclr_dali.bench.studies.curves import label_curves
-from peclr_dali.bench.studies.pictures import draw_claims, draw_label_curves
-from peclr_dali.bench.studies.rows import FILES, SCALES, claims_of_paper, study_names, study_rows
+from peclr_dali.bench.measure import interval_of_mean
+from peclr_dali.bench.studies import compare as compare_module
+from peclr_dali.bench.studies import figure_6, figure_7, measure, other_datasets, run, table_1, tables_2_3
+from peclr_dali.bench.studies.compare import Row, compare, tables_of
+from peclr_dali.bench.studies.measure import Arrays
+from peclr_dali.bench.studies.run import commands_of, run_study
+from peclr_dali.bench.studies.scales import Dataset, Scale
+from peclr_dali.bench.studies.study import Arm, Claim, Study
+from peclr_dali.cli import main
 from peclr_dali.errors import UserError
-from peclr_dali.train.config.load import read_toml
+from peclr_dali.pipelines.config import each_source
+from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.pose.metrics import confidence_intervals
+from peclr_dali.train.runs.checkpoint import write_checkpoint
+from tests.train import tiny_hands
+from tests.train.narrow import narrow_resnet18
 
-MACHINE = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
-ROOT = Path(__file__).parents[2]
-
-
-def section(results: Path, name: str) -> str:
-    return fill_tables(f"<!-- rows: {name} -->\n<!-- end rows -->\n", results)
-
-
-def write_rows(results: Path, *rows: dict[str, Any], scale: str = "small") -> None:
-    of = {"study": "compositions", "scale": scale, "machine": MACHINE}
-    (results / "experiments.jsonl").write_text("".join(json.dumps(of | row) + "\n" for row in rows))
-
-
-def arm(name: str, seed: int, **figures: float) -> dict[str, Any]:
-    return {"kind": "arm", "arm": name, "seed": seed, **figures}
-
-
-def compared(better: str, than: str, metric: str, differences: list[float], low: float, high: float) -> dict[str, Any]:
-    mean = float(np.mean(differences))
-    return {"kind": "comparison", "better": better, "than": than, "metric": metric, "differences": differences,
-            "mean": mean, "low": low, "high": high, "holds": high < 0, "seeds": [0, 1]}  # fmt: skip
+FILES = (figure_6, figure_7, other_datasets, table_1, tables_2_3)
+STUDIES = [study for file in FILES for of_scale in file.STUDIES.values() for study in of_scale]
+EACH = pytest.mark.parametrize("study", STUDIES, ids=lambda study: f"{study.name}-{study.folder.name}")
+TOY = (
+    "geometry.side_px=16", "encoder.name=resnet18", "encoder.weights=random", "train.batch=4", "train.micro_batch=4",
+    "train.epochs=1", "train.threads=1", "pipelines.threads=1", "train.device=cpu", "run.tensorboard=false",
+)  # fmt: skip
+HANDS = 50
 
 
-def test_a_study_without_rows_says_so_and_has_the_published_figures(tmp_path: Path) -> None:
-    made = section(tmp_path, "study compositions")
-    assert "Scale small: **not run yet**." in made
-    assert "Scale paper: **not run yet**." in made
-    assert "| simclr | 16.62 | 0.72 | 12.05 |" in made
-    page = section(tmp_path, "studies")
-    assert "have the paper's sign" not in page
+@EACH
+def test_the_commands_of_a_study_are_accepted_in_an_order_in_which_each_finds_its_run(study: Study) -> None:
+    made = set[str]()
+    for line in commands_of(replace(study, seeds=[0])):
+        launcher, *words = shlex.split(line)
+        processes = int(words.pop(0).removeprefix("--nproc-per-node=")) if launcher == "torchrun" else 1
+        assert words[:2] == ["-m", "peclr_dali"]
+        given = main.commands[words[2]].make_context(words[2], words[3:]).params
+        kind: Any = Config if words[2] == "pretrain" else FinetuneConfig
+        config = load_config(kind, given["files"], given["overrides"])
+        for rank in range(processes):
+            micro_batch_share(config.train.batch, config.train.micro_batch, rank, processes)
+        assert given["resume"] == "auto"
+        assert config.run.out not in made
+        assert config.encoder.weights in {"random", "imagenet", *made}
+        made.add(config.run.out)
+    assert {str(study.run_of(name, 0)) for name in study.measured} <= made
 
 
-def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
-    rows = [
-        arm("simclr", 0, epe_px=99.0), arm("simclr", 0, epe_px=30.0), arm("simclr", 1, epe_px=34.0),  # the last counts
-        arm("peclr", 0, epe_px=29.0), arm("peclr", 1, epe_px=31.0),
-        compared("peclr", "simclr", "epe_px", [-1, -3], -4.0, 0.5),
-        compared("peclr_cells", "simclr_cells", "epe_cm", [1, 2], -4.0, -2.5),
-        {**compared("peclr", "simclr", "epe_cm", [1, 2], 0.5, 2.5), "scale": "paper"},
-        *({**arm("peclr", seed, epe_px=7.0, epe_cm=51.5), "scale": "paper"} for seed in (0, 1)),
-        {**arm("rotation_peclr", 0, epe_px=8.0), "study": "geometric"},
-        {**arm("renamed", 0, epe_px=8.0), "study": "single_augmentations"},
+@EACH
+def test_no_two_arms_are_the_same_and_each_claim_compares_two_on_the_same_images(study: Study) -> None:
+    trained: list[Config | FinetuneConfig] = [study.pretraining(name, 0)[0] for name in study.pretrain]
+    trained += [study.measurement(name, 0)[0] for name, arm in study.measured.items() if arm.network is None]
+    texts = [repr(config).replace(repr(config.run.out), "") for config in trained]
+    assert len(set(texts)) == len(texts)
+    for claim in study.compare:
+        assert claim.better != claim.than
+        assert study.held_out(claim.better) == study.held_out(claim.than)
+    for name in study.measured:
+        load_config(FinetuneConfig, (), study.held_out(name))
+
+
+def test_arms_of_the_same_name_in_the_same_folder_are_the_same() -> None:
+    """Their runs are shared by the studies."""
+    found: dict[str, str] = {}
+    for study in STUDIES:
+        trained: list[Config | FinetuneConfig] = [study.pretraining(name, 0)[0] for name in study.pretrain]
+        trained += [study.measurement(name, 0)[0] for name, arm in study.measured.items() if arm.network is None]
+        for config in trained:
+            assert found.setdefault(config.run.out, repr(config)) == repr(config)
+
+
+def test_pretraining_on_two_sources_sees_each_as_pretraining_on_one_does() -> None:
+    mixed = 0
+    for study in STUDIES:
+        for name, arm in study.pretrain.items():
+            if len(arm.data) > 1:
+                for dataset, source in zip(arm.data, each_source(study.pretraining(name, 0)[0].data), strict=True):
+                    alone = replace(study, pretrain={name: replace(arm, data=(dataset,))})
+                    assert [source] == list(each_source(alone.pretraining(name, 0)[0].data))
+                    mixed += 1
+    assert mixed > 4
+
+
+def test_some_arms_run_with_what_they_start_from_and_no_others() -> None:
+    (few,) = figure_7.STUDIES["small"]
+    some = few.only(["scratch_010", "peclr_010", "peclr_100"])
+    assert list(some.measured) == ["scratch_010", "peclr_010", "peclr_100"]
+    assert list(some.pretrain) == ["peclr"]
+    assert some.compare == [Claim("peclr_010", "scratch_010")]
+    assert [data.root for data in some.datasets()] == [".data/studies/hands_3600_300"]
+    other = tables_2_3.cross_domain("small").only(["rn152_on_second"])
+    assert list(other.measured) == ["rn152_224", "rn152_on_second"]
+    assert other_datasets.equivariance("small").only(["peclr"]).maps is None
+    with pytest.raises(UserError, match="few_labels has no arm 'peclr'; expected one of scratch_005"):
+        few.only(["peclr"])
+
+
+def test_the_papers_percentages_follow_from_its_figures() -> None:
+    """The paper relates a smaller error to the larger one, and a larger AUC to itself."""
+    computed = 0
+    for study in (study for study in STUDIES if study.folder.name == "paper"):
+        for claim in (claim for claim in study.compare if claim.percent is not None):
+            better, than = (study.measured[name].published.get(claim.metric) for name in (claim.better, claim.than))
+            if better is not None and than is not None:
+                assert 100 * abs(better - than) / max(better, than) == pytest.approx(claim.percent, abs=0.1)
+                computed += 1
+    assert computed == 10
+
+
+def study_of(root: Path, seeds: Sequence[int] = (0, 1, 2), pretrain_seeds: int | None = None) -> Study:
+    return Study(
+        "two_arms", at=Scale(Dataset(str(root)), ("encoder.name=resnet18",), ()), folder=root / "runs" / "small",
+        pretrain={"peclr": Arm()},
+        measured={"ours": Arm(start="peclr"), "scratch": Arm(["encoder.weights=random"])},
+        compare=[Claim("ours", "scratch", "pa_epe_cm"), Claim("ours", "scratch", "auc", percent=5)],
+        seeds=seeds, pretrain_seeds=pretrain_seeds,
+    )  # fmt: skip
+
+
+def write_network(run_folder: Path, content: str) -> None:
+    (run_folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    write_checkpoint(run_folder / "checkpoints" / "step_000000001.pt", 1, {"content": content})
+
+
+def errors_of(network: Path, overrides: list[str], *, true_root: bool = False) -> Arrays:
+    folder = network.parents[1]
+    error = np.full((HANDS, 21), 1.0 + 0.01 * int(folder.parent.name[-1]) - (0.2 if "ours" in folder.name else 0.0))
+    return {"pa_epe_cm": error, "epe_px": error, "auc": 1 - error / 5, "groups": np.arange(HANDS)}
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of training, a network of a line is written; errors are made up."""
+    for name in ("pretrain", "finetune"):
+        monkeypatch.setattr(run, name, lambda config, resume: write_network(Path(config.run.out), "first"))
+    monkeypatch.setattr(measure, "measure_errors", errors_of)
+    monkeypatch.setattr(measure, "load_pose_run", lambda path: path)
+    monkeypatch.setattr(run, "measure_constants", lambda overrides: {"rigid_pose": {"pa_epe_cm": 0.9}})
+
+
+@pytest.mark.usefixtures("training")
+def test_rows_are_recorded_once_and_the_tables_are_made_of_them(tmp_path: Path) -> None:
+    study, record = study_of(tmp_path, (0, 1, 2, 3), pretrain_seeds=2), tmp_path / "rows.jsonl"
+    rows = run_study(study, record)
+    recorded = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [(row["kind"], row.get("arm"), row.get("seed")) for row in recorded] == [
+        ("constant", None, None),
+        *(("pretrain", "peclr", 0), ("arm", "ours", 0), ("arm", "scratch", 0)),
+        *(("pretrain", "peclr", 1), ("arm", "ours", 1), ("arm", "scratch", 1)),
+        *((("arm", name, seed)) for seed in (2, 3) for name in ("ours", "scratch")),
+        *[("comparison", None, None)] * 2,
     ]  # fmt: skip
-    rows += [arm(f"{name}_cells", seed, epe_px=25, epe_cm=99.0) for name in ("peclr", "simclr") for seed in (0, 1)]
-    rows += [{**arm("simclr", seed, epe_cm=50.0), "scale": "paper"} for seed in (0, 1)]
-    constants = {"mean_pose_pa_epe_cm": 4, "rigid_hand_pa_epe_cm": 2, "mean_keypoints_epe_px": 36}
-    write_rows(tmp_path, *rows, {"study": "compositions", "kind": "constant", **constants})
-    made = section(tmp_path, "study compositions")
-    assert "2D EPE of the mean keypoints in the box: 36.000 px." in made
-    assert "Scale small: 2 seeds" in made
-    assert "| simclr | 50.000 (50.000 to 50.000) | 16.62 |" in made
-    assert "| 30.000 (29.000 to 31.000) | 7.000 (7.000 to 7.000) | 10.51 |" in made
-    assert "EPE, cm, small" not in made.replace("2D EPE", "")  # of read-outs, with a root's depth that they guessed
-    write_rows(tmp_path, *rows, arm("peclr_cells", 0, epe_px=25, epe_cm=98.0, true_root=True))
-    assert "| peclr_cells | 98.000 * | -" in section(tmp_path, "study compositions")
-    write_rows(tmp_path, *rows, {"study": "compositions", "kind": "constant", **constants})
-    # 2 of 32 px; in EPE the sign is the other, and the interval is clear of zero
-    assert "| -2.000 | -4.000 to +0.500 | +6.2 % | 12.8 % | yes | yes | no |" in made
-    assert "| +1.500 | +0.500 to +2.500 | -3.0 % | 3.4 % | **no** | yes |" in made
-    page = section(tmp_path, "studies")
-    assert (
-        "1 of the 2 measured claims counts: its networks are better than a constant. 0 have the paper's sign and an "
-        "interval that does not contain zero. 1 more has the paper's sign." in page
+    assert recorded[2]["pa_epe_cm"] == pytest.approx(0.8)
+    assert [row["set"][-1] for row in recorded if row.get("arm") == "ours"] == [
+        f"encoder.weights={tmp_path}/runs/small/seed_{seed % 2}/pretrain_peclr" for seed in range(4)
+    ]
+    assert run_study(study, record) == rows
+    assert len(record.read_text().splitlines()) == len(recorded)
+    text = tables_of(study, rows)
+    assert "| ours | 0.815 (0.800 to 0.830) |" in text
+    assert f"| rigid pose, {tmp_path} | 0.900 |" in text
+    assert "| ours minus scratch | PA-EPE, cm | -0.200, -0.200, -0.200, -0.200 | -0.200 |" in text
+    assert "| +19.7 % | - | no |" in text  # 0.2 of 1.015, which is worse than the constant
+    assert "| +4.8 % | 5 % | - |" in text  # of AUC, 0.04 of 0.837
+
+
+@pytest.mark.usefixtures("training")
+def test_a_network_that_was_trained_again_is_measured_again(tmp_path: Path) -> None:
+    study = study_of(tmp_path, (0,))
+    run_study(study)
+    file = study.folder / "seed_0" / "errors_finetune_ours.npz"
+    for changed, network in ((False, "first"), (True, "second")):
+        before = file.stat().st_mtime_ns
+        write_network(study.run_of("ours", 0), network)
+        measure.measured_errors(study, 0, "ours")
+        assert (file.stat().st_mtime_ns != before) == changed
+
+
+@pytest.mark.usefixtures("training")
+def test_one_seed_supports_no_claim(tmp_path: Path) -> None:
+    record = tmp_path / "rows.jsonl"
+    assert not run_study(study_of(tmp_path, (0,)), record)[-2]["holds"]
+    assert '"comparison"' not in record.read_text()
+
+
+def compared(
+    ours: Sequence[float], hands: npt.NDArray[np.float64] | None = None, pretrain_seeds: int | None = None
+) -> Row:
+    """Errors of 1 without pre-training; with it, another one for each seed, to which that of a hand (N,) is added."""
+    of_hand = np.zeros(HANDS) if hands is None else hands
+    groups = np.arange(len(of_hand)) // 4  # four images of a hand
+
+    def measured(study: Study, seed: int, name: str) -> Arrays:
+        table = np.ones((len(of_hand), 21))
+        return {"pa_epe_cm": table + ours[seed] + of_hand[:, None] if name == "ours" else table, "groups": groups}
+
+    study = study_of(Path("data"), range(len(ours)), pretrain_seeds)
+    with patch.object(compare_module, "measured_errors", measured):
+        return compare(study, study.compare[0])
+
+
+def test_the_interval_holds_the_seeds_variance() -> None:
+    outcome = compared([-0.1, -0.2, -0.3])
+    # Student's for three numbers: mean -0.2, deviation 0.1, 4.303 for two degrees of freedom.
+    assert outcome["mean"] == pytest.approx(-0.2)
+    assert (outcome["low"], outcome["high"]) == pytest.approx((-0.2 - 0.2484, -0.2 + 0.2484), abs=1e-3)
+    assert not outcome["holds"]
+
+
+def test_seeds_that_start_from_one_pretraining_count_as_one() -> None:
+    outcome = compared([-0.1, -0.2, -0.3, -0.3, -0.2, -0.1, -0.2, -0.2, -0.2], pretrain_seeds=3)
+    # means of the three pre-trainings: -0.2, -0.2, -0.2
+    three, more = compared([-0.1, -0.2, -0.3]), compared([-0.1, -0.2, -0.3] * 4, pretrain_seeds=3)
+    assert (outcome["low"], outcome["high"]) == pytest.approx((-0.2, -0.2))
+    assert (more["low"], more["high"]) == pytest.approx((three["low"], three["high"]))
+
+
+@pytest.mark.parametrize("share_of_seeds", [0.0, 0.5, 1.0])
+def test_the_interval_holds_the_truth_as_often_as_it_says(share_of_seeds: float) -> None:
+    """Two seeds, and errors of a hand that all seeds share. The true difference is 0."""
+    rng, hits = np.random.default_rng(1), 0
+    for _ in range(trials := 100):
+        seeds = rng.normal(size=2) * share_of_seeds
+        hands = rng.normal(size=20) * (20 * (1 - share_of_seeds**2) / 2) ** 0.5
+        outcome = compared(seeds.tolist(), hands.repeat(4))
+        hits += outcome["low"] <= 0 <= outcome["high"]
+    assert 0.88 * trials <= hits <= 0.99 * trials
+
+
+def test_the_interval_of_seeds_and_hands_is_the_root_of_two_squares() -> None:
+    of_hand, ours = np.random.default_rng(0).normal(size=HANDS), [-0.1, -0.2, -0.3]
+    found = compared(ours, of_hand)
+    over_seeds = interval_of_mean([one + of_hand.mean() for one in ours])
+    table = np.tile(of_hand[:, None], 21)
+    hands = confidence_intervals({"m": table}, groups=np.arange(HANDS) // 4)["m"]
+    reach = np.hypot(over_seeds.high - over_seeds.mean, (hands.high - hands.low) / 2)
+    assert found["high"] - found["mean"] == pytest.approx(reach)
+
+
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("hands")
+    tiny_hands.write_hands(root, poses=8)
+    with narrow_resnet18(), patch("peclr_dali.train.trainer.save_views"):
+        yield root
+
+
+def toy(study: Study, hands: Path, folder: Path, names: Sequence[str]) -> Study:
+    """Some arms of a study at toy size."""
+    data = Dataset(str(hands), held_out=("data.split=all",))
+
+    def small(arm: Arm) -> Arm:
+        kept = [key for key in arm.keys if not key.startswith("train.epochs")]
+        if any(key.startswith("pose.features") for key in kept):
+            kept.append("train.frozen=true")
+        return replace(arm, keys=kept, data=(data,) * len(arm.data), on=arm.on and data)
+
+    some = study.only(names)
+    return replace(
+        some,
+        at=Scale(data, TOY, TOY),
+        folder=folder / "small",
+        pretrain={name: small(arm) for name, arm in some.pretrain.items()},
+        measured={name: small(arm) for name, arm in some.measured.items()},
     )
-    assert "| Table 1 | seeds 0, 1 | seeds 0, 1 |" in page
-    assert "| Table 1 | small | peclr minus simclr | 2D EPE, px |" in page
 
 
-def test_an_auc_is_better_if_it_is_larger(tmp_path: Path) -> None:
-    rows = [arm(name, seed, auc=auc) for name, auc in (("peclr", 0.5), ("simclr", 0.4)) for seed in (0, 1)]
-    write_rows(tmp_path, *rows, compared("peclr", "simclr", "auc", [0.1, 0.1], 0.05, 0.15), scale="paper")
-    assert "| better by | the paper's sign | interval without zero |" in section(tmp_path, "study compositions")
-    assert "| +20.0 % | yes | yes |" in section(tmp_path, "study compositions")
-
-
-def test_switches_have_no_sign_of_the_paper(tmp_path: Path) -> None:
-    rows = [arm(name, seed, epe_px=px) for name, px in (("peclr", 20.0), ("lars_off", 25.0)) for seed in (0, 1)]
-    rows = [{"study": "fidelity", **row} for row in [*rows, compared("peclr", "lars_off", "epe_px", [-5, -5], -6, -4)]]
-    write_rows(tmp_path, *rows)
-    assert "| better by | interval without zero |" in section(tmp_path, "study fidelity")
-    assert "| +20.0 % | yes |" in section(tmp_path, "study fidelity")
-    assert "have the paper's sign" not in section(tmp_path, "studies")
-
-
-@pytest.mark.parametrize("constant", [{}, {"constant_rotation_error_px": [1.5, 0.0, 1.5]}])
-def test_the_maps_are_drawn_and_said_beside_a_constant(constant: dict[str, Any], tmp_path: Path) -> None:
-    def maps(name: str, factor: float) -> dict[str, Any]:
-        errors = {"rotation_error_px": [4 * factor, 0.0, 2.0], **constant, "shift_error_px": [[factor, 1], [1, 0]]}
-        places = {"rotation_deg": [-80, 0, 80], "shift_px": [-25, 25]}
-        return {"study": "equivariance", "kind": "map", "arm": name, "seed": 0, **places, **errors}
-
-    results, docs = tmp_path / "results", tmp_path / "docs"
-    results.mkdir()
-    docs.mkdir()
-    write_rows(results, maps("peclr", 0.5), maps("simclr", 1.0))
-    made = section(results, "study equivariance")
-    rotations = "rotations | +25.0 %, from +0.0 to +50.0 % over the places | {} | **no**, at 1 of 2 places |"
-    shifts = "shifts | +16.7 %, from +0.0 to +50.0 % over the places | yes | **no**, at 1 of 3 places |"
-    assert rotations.format("**no**" if constant else "-") in made
-    assert shifts in made
-    assert f"| rotation by 80 degrees | 2.0 | 3.0 | {'1.5' if constant else 'not measured'} |" in made
-    assert "| shift by 35.4 px | 0.6 | 0.8 | 35.4 |" in made
-    assert "1 of the 2 measured claims count" in section(results, "studies")
-    write_docs(results, docs)
-    assert (docs / "images" / "equivariance_small.png").stat().st_size > 5000
-
-
-def test_the_claims_are_drawn_with_the_published_figures(tmp_path: Path) -> None:
-    rows = [arm(name, seed, epe_px=px, epe_cm=5.0) for name, px in (("peclr", 9), ("simclr", 10)) for seed in (0, 1)]
-    claims = [
-        compared("peclr", "simclr", "epe_px", [-1, -1], -1.5, -0.5),
-        compared("peclr", "simclr", "epe_cm", [1, 1], 0, 2),
-    ]
-    write_rows(tmp_path, *rows, *claims, scale="paper")
-    assert "](images/claims_paper.png)" in section(tmp_path, "studies")
-    assert "claims_small" not in section(tmp_path, "studies")
-    (axes,) = draw_claims(claims_of_paper(tmp_path, "paper")).axes
-    bars = [np.asarray(line.get_xdata()).tolist() for line in axes.lines[1:]]
-    assert bars == [
-        pytest.approx([-40.0, 0.0]),
-        pytest.approx([-20.0]),
-        [3.4],
-        pytest.approx([5.0, 15.0]),
-        pytest.approx([10.0]),
-        [12.8],
-    ]
-    assert [mark.get_text() for mark in axes.get_yticklabels()] == [
-        f"Table 1: PeCLR over SimCLR, best compositions, {metric}" for metric in ("EPE", "2D EPE")
-    ]  # fmt: skip
-    assert claims_of_paper(tmp_path, "small") == []
-
-
-def test_what_a_study_only_compares_does_not_count(tmp_path: Path) -> None:
-    rows = [
-        *(
-            arm(name, seed, epe_px=px)
-            for name, px in (("translation_peclr", 9.0), ("translation_simclr", 10.0), ("random", 12.0))
-            for seed in (0, 1)
-        ),
-        compared("translation_peclr", "translation_simclr", "epe_px", [-1, -1], -1.5, -0.5),
-        compared("translation_peclr", "random", "epe_px", [-3, -3], -3.5, -2.5),
-        {"kind": "constant", "mean_keypoints_epe_px": 36.0},
-    ]
-    write_rows(tmp_path, *({"study": "geometric", **row} for row in rows))
-    assert (
-        "1 of the 1 measured claims counts: its networks are better than a constant. 1 has the paper's sign"
-        in section(tmp_path, "studies")
-    )
-    (axes,) = draw_claims(claims_of_paper(tmp_path, "small")).axes
-    assert [mark.get_text() for mark in axes.get_yticklabels()] == ["Figure 6b: PeCLR over SimCLR, shifts, 2D EPE"]
-
-
-@pytest.mark.parametrize(("constant", "cell"), [(11.0, "yes"), (9.5, "**no**"), (None, "-")])
-@pytest.mark.parametrize(("metric", "name"), [("epe_px", "mean_keypoints_epe_px"), ("epe_cm", "mean_joints_epe_cm")])
-def test_a_claim_counts_if_both_networks_are_better_than_a_constant(
-    metric: str, name: str, constant: float | None, cell: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("study", "names", "seeds"),
+    [
+        (table_1.compositions("small"), ("peclr", "simclr"), (0, 1)),
+        (tables_2_3.cross_domain("small"), ("rn152_peclr_on_second", "rn152_on_second"), (0,)),
+        (other_datasets.equivariance("small"), ("peclr", "simclr"), (0,)),
+        (figure_7.few_labels(), ("cells_version", "cells_peclr"), (0,)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Study) else None,
+)
+def test_each_way_through_a_study_runs_at_toy_size(
+    study: Study,
+    names: Sequence[str],
+    seeds: Sequence[int],
+    hands: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows = [arm(who, seed, **{metric: error}) for who, error in (("peclr", 9.0), ("simclr", 10.0)) for seed in (0, 1)]
-    constants = [] if constant is None else [{"kind": "constant", name: constant}]
-    write_rows(tmp_path, *rows, *constants, compared("peclr", "simclr", metric, [-1, -1], -1.5, -0.5))
-    published = {"epe_px": "12.8 %", "epe_cm": "3.4 %"}[metric]
-    counts = "" if constant is None else f" {cell} |"  # a column without a cell is left out
-    assert f"| +10.0 % | {published} |{counts} yes | yes |" in section(tmp_path, "study compositions")
-    assert f"{int(cell == 'yes')} of the 1 measured claims count" in section(tmp_path, "studies")
+    monkeypatch.setattr(measure, "ANGLES_DEG", np.linspace(-80, 80, 2))
+    monkeypatch.setattr(measure, "SHIFTS_PX", np.linspace(-25, 25, 2))
+    some, record = replace(toy(study, hands, tmp_path, names), seeds=seeds), tmp_path / "rows.jsonl"
+    rows = run_study(some, record)
+    assert all(np.isfinite(row["differences"]).all() for row in rows if row["kind"] == "comparison")
+    assert {row["arm"] for row in rows if row["kind"] == ("map" if study.maps else "arm")} >= set(names)
+    assert tables_of(some, rows).count("| --- |") >= 1 + bool(some.compare) + bool(some.maps)
+    recorded = record.read_text()
+    assert run_study(some, record) == rows
+    assert record.read_text() == recorded
 
 
-@pytest.mark.parametrize(("constant", "cell"), [(0.3, "yes"), (0.45, "**no**")])
-def test_a_constant_of_auc_is_better_if_it_is_larger(constant: float, cell: str, tmp_path: Path) -> None:
-    rows = [arm(name, seed, auc=auc) for name, auc in (("peclr", 0.5), ("simclr", 0.4)) for seed in (0, 1)]
-    constants = {"kind": "constant", "mean_joints_epe_cm": 9.0, "mean_joints_auc": constant}
-    write_rows(tmp_path, *rows, constants, compared("peclr", "simclr", "auc", [0.1, 0.1], 0.05, 0.15))
-    assert f"| +20.0 % | {cell} | yes | yes |" in section(tmp_path, "study compositions")
+def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["figure_7", *arguments])
+    with pytest.raises(SystemExit) as leaving:
+        run.main(figure_7.STUDIES)
+    return int(leaving.value.code or 0)
 
 
-def test_errors_are_drawn_over_the_share_of_the_labels(tmp_path: Path) -> None:
-    rows = [
-        arm(f"{start}_{name}", seed, epe_px=px + seed)
-        for start, of_share in (
-            ("scratch", {"005": 30, "030": 28}),
-            ("peclr", {"030": 24, "all": 20}),
-            ("frozen", {"030": 40}),
-            ("simclr", {"best": 50}),
-        )
-        for name, px in of_share.items()
-        for seed in (0, 2)
-    ]
-    constant = {"kind": "constant", "mean_keypoints_epe_px": 36.0}
-    write_rows(tmp_path, *({"study": "few_labels", **row} for row in [*rows, constant]))
-    study, found = read_toml(FILES / "few_labels.toml"), study_rows(tmp_path, "few_labels", "small")
-    curves = label_curves(study, found, "epe_px")
-    assert curves == {
-        "scratch": {0.005: [30, 32], 0.03: [28, 30]}, "peclr": {0.03: [24, 26], 1.0: [20, 22]},
-    }  # fmt: skip
-    (axes,) = draw_label_curves(curves, found).axes
-    drawn = {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in axes.lines[:2]}
-    assert drawn == {"scratch": [[0.005, 31], [0.03, 29]], "peclr": [[0.03, 25], [1.0, 21]]}
-    assert [np.ptp(np.asarray(band.get_paths()[0].vertices)[:, 1]) for band in axes.collections] == [4, 6]
-    text = section(tmp_path, "study few_labels")
-    assert "](images/few_labels_small.png)" in text
-    assert "| scratch | 31.0 (30.0 to 32.0) | 29.0 (28.0 to 30.0) | - |" in text
-    assert "| peclr | - | 25.0 (24.0 to 26.0) | 21.0 (20.0 to 22.0) |" in text
-    assert "| frozen_030 | 41.000 (40.000 to 42.000) |" in text
-    assert "| simclr_best | 51.000 (50.000 to 52.000) |" in text  # is no share of simclr's
-    assert "scratch_030" not in text
-
-
-def test_labels_may_be_counted(tmp_path: Path) -> None:
-    """Of landmarks.toml, whose arms name files of 20 to 1,000 landmarked images."""
-    rows = [arm(f"both_{count}", seed, epe_px=30 - count / 100) for count in (20, 1000) for seed in (0, 1)]
-    write_rows(tmp_path, *({"study": "landmarks", **row} for row in rows))
-    study, found = read_toml(FILES / "landmarks.toml"), study_rows(tmp_path, "landmarks", "small")
-    curves = label_curves(study, found, "epe_px")
-    assert curves == {"both": {20: [29.8, 29.8], 1000: [20, 20]}}
-    (axes,) = draw_label_curves(curves, found).axes
-    assert [axes.xaxis.get_major_formatter()(place) for place in axes.get_xticks()] == ["20", "1,000"]
-    text = section(tmp_path, "study landmarks")
-    assert "| 2D EPE, px, by the labels | 20 | 1,000 |" in text
-    assert "| both | 29.8 (29.8 to 29.8) | 20.0 (20.0 to 20.0) |" in text
-
-
-def test_each_metric_has_its_label_curves(tmp_path: Path) -> None:
-    rows = [arm(f"scratch_{name}", seed, epe_px=30.0, epe_cm=9.0) for name in ("010", "020") for seed in (0, 1)]
-    write_rows(tmp_path, *({"study": "label_fractions", "scale": "paper", **row} for row in rows))
-    made = section(tmp_path, "study label_fractions")
-    assert "| EPE, cm, by the labels | 10 % | 20 % |" in made
-    assert "| scratch | 9.00 (9.00 to 9.00) | 9.00 (9.00 to 9.00) |" in made
-    assert "| scratch | 30.0 (30.0 to 30.0) | 30.0 (30.0 to 30.0) |" in made
-
-
-def test_curves_are_compared_by_the_labels_and_other_arms_one_by_one(tmp_path: Path) -> None:
-    errors = {"scratch_005": 30, "scratch_030": 28, "peclr_005": 24, "peclr_030": 21, "version_60_030": 14}
-    rows = [
-        arm(name, seed, epe_px=px, pa_epe_cm=2 + ("scratch" in name)) for name, px in errors.items() for seed in (0, 1)
-    ]
-    rows += [
-        compared("peclr_005", "scratch_005", "epe_px", [-6, -6], -9.0, -3.0),
-        compared("peclr_030", "scratch_030", "epe_px", [-7, -7], -15.4, 1.4),
-        compared("version_60_030", "scratch_030", "epe_px", [-14, -14], -14.0, -14.0),
-        {"kind": "constant", "mean_keypoints_epe_px": 28.0},
-    ]
-    write_rows(tmp_path, *({"study": "few_labels", **row} for row in rows))
-    made = section(tmp_path, "study few_labels")
-    assert "| 2D EPE better by, %, by the labels | 0.5 % | 3 % |" in made
-    assert "| peclr over scratch | **+20.0** (+10.0 to +30.0) † | +25.0 (-5.0 to +55.0) † |" in made
-    assert "†: not better than a constant." in made
-    assert "peclr_030 minus scratch_030" not in made
-    assert "| scratch | 30.0 (30.0 to 30.0) | 28.0 (28.0 to 28.0) |" in made
-    assert "| the best constant | 28.0 | 28.0 |" in made
-    assert (
-        "| version_60_030 minus scratch_030 | 2D EPE, px | 14.00 and 28.00 | 2.00 and 3.00 | -14.000, -14.000 |" in made
-    )
-    assert "mean and range over seeds" not in made  # what it would list is in the tables above
-    assert "| peclr_030 minus scratch_030 | 2D EPE, px | -15.400 to +1.400 |" in section(tmp_path, "studies")
-
-
-def test_the_probe_is_drawn_over_the_steps_of_pre_training(tmp_path: Path) -> None:
-    rows = [arm(f"peclr_{name}", 0, epe_px=px) for name, px in (("005", 30), ("030", 28))]
-    for seed, errors_px in ((0, [50, 46]), (1, [52, 42])):
-        probe = {"probe_step": [1, 200], "probe_epe_px": errors_px, "probe_constant_epe_px": 56.0}
-        rows.append({"kind": "pretrain", "arm": "peclr", "seed": seed, **probe})
-    write_rows(tmp_path, *({"study": "few_labels", **row} for row in rows))
-    study, found = read_toml(FILES / "few_labels.toml"), study_rows(tmp_path, "few_labels", "small")
-    left, right = draw_label_curves(label_curves(study, found, "epe_px"), found).axes
-    line, constant = right.lines
-    assert np.asarray(line.get_xydata()).tolist() == [[1, 51], [200, 44]]
-    assert np.asarray(constant.get_ydata()).tolist() == [56, 56]
-    assert line.get_color() == left.lines[0].get_color()
-
-
-def test_the_page_has_a_section_of_every_measured_study() -> None:
-    page, results = (ROOT / "docs" / "results.md").read_text(), ROOT / "bench" / "results"
-    measured = [name for name in study_names() if any(study_rows(results, name, scale).arms for scale in SCALES)]
-    assert sorted(re.findall(r"<!-- rows: study (\w+) -->", page)) == sorted(measured)
-    assert len(measured) > 4
-    assert all(f"`{name}.toml`" in page for name in {*study_names()} - {*measured})
-    headings = {line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")}
-    linked = {line.split("](")[0].removeprefix("| [") for line in page.splitlines() if line.startswith("| [")}
-    assert linked <= headings
-    with pytest.raises(UserError, match="study nothing -->: expected the name of a file"):
-        section(ROOT / "bench" / "results", "study nothing")
+def test_the_command_lists_its_runs_and_names_mistakes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_arm = ["--scale", "paper", "--study", "label_fractions", "--arm", "two_010"]
+    settings = ["--seeds", "3", "-c", "configs/cards/h100.toml", "--set", "run.keep=2"]
+    assert called(monkeypatch, *of_arm, *settings, "--list") == 0
+    pretraining, finetuning = capsys.readouterr().out.splitlines()
+    assert pretraining.startswith("torchrun --nproc-per-node=8 -m peclr_dali pretrain -c configs/peclr_rn152.toml ")
+    assert "-c configs/cards/h100.toml" in pretraining
+    assert "--set data.1.root=data/youtube3d --set data.1.source=youtube3d" in pretraining
+    assert "--set run.seed=3" in finetuning
+    assert pretraining.count("--set run.keep=2") == finetuning.count("--set run.keep=2") == 1
+    for wrong, message in (
+        (["--arm", "two"], "few_labels has no arm 'two'"),
+        (["--arm", "scratch_010", "--set", "optim.rate=1", "--list"], "unknown key optim.rate"),
+        (["--seeds", "1,x"], "'x' is not a valid integer"),
+        (["--record", "/dev/null"], "--record /dev/null: "),
+    ):
+        assert called(monkeypatch, *wrong) == 2
+        assert message in capsys.readouterr().err

@@ -73,24 +73,22 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pth")
     torch.save({"epoch": 3}, tmp_path / "no_state.pth")
     torch.save(torchvision.models.resnet18(weights=None), tmp_path / "module.pth")  # code, not tensors
-    torch.save({f"encoder.{name}": value for name, value in state.items()}, tmp_path / "renamed.pth")
     for file, message in {
         "absent.pth": "does not exist",
-        ".": "is a folder",
+        ".": "is no file",
         "garbage.pth": "cannot be read",
         "garbage.safetensors": "cannot be read",
         "empty.pth": "cannot be read",
         "truncated.pth": "cannot be read",
-        "list.pth": "holds no state dict",
-        "no_state.pth": "holds no state dict",
+        "list.pth": "holds no tensors by name",
+        "no_state.pth": "holds no tensors by name",
         "module.pth": "cannot be read",
-        "renamed.pth": "conv1.weight is missing and",
     }.items():
         with pytest.raises(UserError, match=message) as caught:
             build_encoder(EncoderConfig("resnet18", str(tmp_path / file)))
         assert "\n" not in str(caught.value)
         assert file in str(caught.value)
-    with pytest.raises(UserError, match=r"does not fit encoder.name = 'resnet34': layer1.2.conv1.weight is missing"):
+    with pytest.raises(UserError, match=r"does not fit encoder.name = 'resnet34': .*layer1.2.conv1.weight"):
         build_encoder(EncoderConfig("resnet34", str(tmp_path / "good.pth")))
     for file, value in {"nan.safetensors": math.nan, "infinite.pth": math.inf, "large.pth": 1e300}.items():
         broken = {**state, "layer1.0.bn1.running_var": torch.full((64,), value, dtype=torch.float64)}
@@ -100,10 +98,10 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
     weight = state["conv1.weight"]
     for file, wrong in {"sparse.pth": weight.to_sparse(), "complex.pth": weight * 1j}.items():
         torch.save({**state, "conv1.weight": wrong}, tmp_path / file)
-        with pytest.raises(UserError, match=rf"{file}': conv1.weight is a sparse or complex tensor; expected real"):
+        with pytest.raises(UserError, match=rf"{file}': conv1.weight holds no real numbers"):
             build_encoder(EncoderConfig("resnet18", str(tmp_path / file)))
     torch.save({**state, "conv1.weight": torch.zeros(64, 1, 7, 7)}, tmp_path / "gray.pth")
-    with pytest.raises(UserError, match=r"conv1.weight is \(64, 1, 7, 7\) instead of \(64, 3, 7, 7\): "):
+    with pytest.raises(UserError, match=r"conv1.weight.*\[64, 1, 7, 7\]"):
         build_encoder(EncoderConfig("resnet18", str(tmp_path / "gray.pth")))
 
 

@@ -1,4 +1,4 @@
-"""Ways to put images through a backend or the loader."""
+"""Ways to put images through a renderer or the loader."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from peclr_dali.pipelines.views.draws import draw_view
 from peclr_dali.pipelines.views.plan import plan_views
 
 Image = npt.NDArray[np.uint8]
-Backend = Literal["dali", "cpu"]
+RendererName = Literal["dali", "cpu"]
 NO_APPEARANCE = AppearanceConfig()
 NO_COLOUR = ColourConfig(jitter="none")
-BACKENDS: tuple[Backend, ...] = ("dali", "cpu")
+RENDERERS: tuple[RendererName, ...] = ("dali", "cpu")
 SMALL = Augmentation(GeometryConfig(side_px=16))
 SMALL_PLAIN = Augmentation(GeometryConfig(side_px=16), NO_COLOUR)
 
@@ -77,9 +77,9 @@ def draws_of(augmentation: Augmentation, count: int, *, view: int = 0, seed: int
 
 def settings_of(count: int, *, device: Literal["cpu", "gpu"] = "cpu", **changed: Any) -> Settings:
     """Settings for one chunk."""
-    values: dict[str, Any] = {"backend": "dali", "device_id": 0 if device == "gpu" else None, "threads": 1,
-                              "prefetch": 1}  # fmt: skip
-    return Settings(device=device, chunk_size=count, **values | changed)
+    values: dict[str, Any] = {"decoder": device, "views": "dali", "device_id": 0 if device == "gpu" else None,
+                              "threads": 1, "prefetch": 1}  # fmt: skip
+    return Settings(chunk_size=count, **values | changed)
 
 
 def plan_files(
@@ -113,7 +113,7 @@ def decode_chunk(chunk: Chunk, **changed: Any) -> Any:
 
 
 def make_views(
-    backend: Backend | Literal["fused"],
+    renderer: Literal["cpu", "gpu", "dali"],
     images: Sequence[Image],
     box_px: FloatArray,
     draws: Sequence[FloatArray],
@@ -125,10 +125,14 @@ def make_views(
     encode: Callable[[Image], Image] = encode,
     appearance: AppearanceConfig = NO_APPEARANCE,
     regions: bool = False,
+    **changed: Any,
 ) -> list[View]:
-    """The views of some images, as one chunk through a backend, one view per table of draws."""
+    """The views of some images, as one chunk through a renderer, one view per table of draws.
+
+    `changed` are other `Settings`.
+    """
     count, side = len(images), geometry.side_px
-    settings = settings_of(count, device=device, backend=backend, threads=2, regions=regions)
+    settings = settings_of(count, device=device, views=renderer, threads=2, regions=regions, **changed)
     made = make_renderer(settings, [Augmentation(geometry, colour, appearance)] * len(draws))
     each = {id(image): image for image in images}  # one may be there often
     files = {key: encode(image) for key, image in each.items()}

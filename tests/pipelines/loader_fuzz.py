@@ -87,7 +87,7 @@ def in_order(count: int) -> EpochOrder:
 
 
 def run_loader(
-    root: Path, backend: Literal["dali", "cpu"], decode: Literal["whole", "region"], box_px: npt.NDArray[np.float32]
+    root: Path, renderer: Literal["dali", "cpu"], decode: Literal["whole", "region"], box_px: npt.NDArray[np.float32]
 ) -> Run:
     """All files of a folder through the loader."""
     index = dataclasses.replace(load_folder(DataConfig("folder", str(root))), box_px=box_px)
@@ -95,7 +95,7 @@ def run_loader(
     with Loader(
         index,
         Schedule(in_order(len(index)), RankSlice(rows, 0, rows), last_step=-(-len(index) // rows)),
-        PipelinesConfig(backend=backend, batch=16, threads=2, decode=decode),
+        PipelinesConfig(views=renderer, batch=16, threads=2, decode=decode),
         Augmentation(replace(STILL, antialias=HALVES[decode]), ColourConfig(jitter="none")),
         device=torch.device("cpu"),
         quarantine=Quarantine(),
@@ -145,10 +145,10 @@ def account(folder: Path, seed: int, numbers: Sequence[int]) -> tuple[Counter[st
     counts["mutated_in_metadata"] = sum(number % 2 == 0 for number in numbers)
     findings: list[Finding] = []
 
-    def found(what: str, row: int, backend: str, decode: str, **facts: Any) -> None:
+    def found(what: str, row: int, renderer: str, decode: str, **facts: Any) -> None:
         number, good, made = files[row]
         findings.append({
-            "found": what, "seed": seed, "number": number, "good": good, "backend": backend, "decode": decode,
+            "found": what, "seed": seed, "number": number, "good": good, "views": renderer, "decode": decode,
             "file": made.what, **facts,
         })  # fmt: skip
 
@@ -157,27 +157,27 @@ def account(folder: Path, seed: int, numbers: Sequence[int]) -> tuple[Counter[st
     runs: list[Run] = []
     is_good = np.array([good for _, good, _ in files])
     order = in_order(len(files))
-    for backend, decode in RUNS:
-        print(f"stage: {backend} {decode}", file=sys.stderr, flush=True)
+    for renderer, decode in RUNS:
+        print(f"stage: {renderer} {decode}", file=sys.stderr, flush=True)
         box_px = boxes_px[decode].astype(np.float32)
-        run = run_loader(mixed, backend, decode, box_px)
-        print(f"stage: {backend} {decode} of good files", file=sys.stderr, flush=True)
-        run_of_good = run_loader(comparison, backend, decode, box_px)
+        run = run_loader(mixed, renderer, decode, box_px)
+        print(f"stage: {renderer} {decode} of good files", file=sys.stderr, flush=True)
+        run_of_good = run_loader(comparison, renderer, decode, box_px)
         runs.append(run)
         for row in np.flatnonzero(is_good).tolist():
             if run.samples[row] != row:
-                found("good_lost", row, backend, decode, reason=run.reasons.get(row))
+                found("good_lost", row, renderer, decode, reason=run.reasons.get(row))
             elif not np.array_equal(run.views[row], run_of_good.views[row]):
                 levels = int(np.abs(run.views[row].astype(np.int16) - run_of_good.views[row]).max())
-                found("good_changed", row, backend, decode, max_levels=levels)
+                found("good_changed", row, renderer, decode, max_levels=levels)
         for row in np.flatnonzero(~is_good).tolist():
             substitutes = order.substitutes(0, row, SUBSTITUTE_ATTEMPTS).tolist() if row in run.reasons else [row]
             if run.samples[row] != next((other for other in substitutes if other not in run.reasons), None):
-                found("wrong_substitute", row, backend, decode, used=int(run.samples[row]))
+                found("wrong_substitute", row, renderer, decode, used=int(run.samples[row]))
         by_decoder = sum(reason == "its compressed data does not decode" for reason in run.reasons.values())
-        counts[f"used_{backend}_{decode}"] += int((~is_good).sum()) - len(run.reasons)
-        counts[f"refused_by_check_{backend}_{decode}"] += len(run.reasons) - by_decoder
-        counts[f"refused_by_decoder_{backend}_{decode}"] += by_decoder
+        counts[f"used_{renderer}_{decode}"] += int((~is_good).sum()) - len(run.reasons)
+        counts[f"refused_by_check_{renderer}_{decode}"] += len(run.reasons) - by_decoder
+        counts[f"refused_by_decoder_{renderer}_{decode}"] += by_decoder
     print("stage: judging", file=sys.stderr, flush=True)
     for row, (_, good, made) in enumerate(files):
         _judge_file(row, good, made, runs, boxes_px, counts, found)
@@ -189,7 +189,7 @@ def _judge_file(
 ) -> None:
     """Compare all views of a file, of all runs, wherever it stands."""
     opinion = None
-    for (backend, decode), run in zip(RUNS, runs, strict=True):
+    for (renderer, decode), run in zip(RUNS, runs, strict=True):
         for place in np.flatnonzero(run.samples == row):
             opinion = opinion or opinion_of(made.data)
             box_px = boxes_px[decode][row].astype(np.float32)
@@ -205,7 +205,7 @@ def _judge_file(
                 counts["tenths_of_max_levels"] = max(counts["tenths_of_max_levels"], round(10 * worst.max_levels))
                 counts["tenths_of_mean_levels"] = max(counts["tenths_of_mean_levels"], round(10 * worst.mean_levels))
             else:
-                found(worst.verdict, row, backend, decode, place=int(place), mean_levels=round(worst.mean_levels, 2),
+                found(worst.verdict, row, renderer, decode, place=int(place), mean_levels=round(worst.mean_levels, 2),
                       max_levels=round(worst.max_levels, 1), turned_by=worst.turned_by)  # fmt: skip
 
 

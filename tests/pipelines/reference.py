@@ -114,27 +114,11 @@ def jitter(image: Array, colour: ColourConfig, draws: FloatArray) -> Array:
     scale, shift = float(draws[Draw.VALUE_SCALE]), float(draws[Draw.VALUE_SHIFT])
     if colour.jitter == "none":
         return image
-    if colour.jitter == "linear":
-        return image @ linear_colour_matrix(hue, saturation).T * scale + shift
     out = np.empty_like(image)
     for at in np.ndindex(image.shape[:-1]):
         h, s, v = colorsys.rgb_to_hsv(*(image[at] / 255))
         out[at] = colorsys.hsv_to_rgb(h * hue, s * saturation, min(1.0, v * scale + shift / 255))
     return out * 255
-
-
-LINEAR_HUE_DEG = 30.0
-"""A hue cannot be multiplied by a linear map; it is turned as far as this hue, a skin's, would be."""
-
-RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
-
-
-def linear_colour_matrix(hue: float, saturation: float) -> Array:
-    """The (3, 3) RGB matrix of DALI's `fn.hsv`: hue turned by (hue - 1) * LINEAR_HUE_DEG, saturation scaled."""
-    angle = math.radians((hue - 1) * LINEAR_HUE_DEG)
-    cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
-    turn = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])
-    return np.asarray(np.linalg.inv(RGB_TO_YIQ) @ turn @ RGB_TO_YIQ)
 
 
 GREY = np.array([0.299, 0.587, 0.114])
@@ -201,7 +185,6 @@ def apply_appearance(view: Image, appearance: AppearanceConfig, draws: FloatArra
         Column.BLUR: lambda view: blur(view, float(draws[Column.BLUR_SIGMA_PX])),
         Column.NOISE: lambda view: noise(view, key, appearance.noise_std),
         Column.COLOUR_DROP: lambda view: (view @ GREY)[..., None],
-        Column.SOLARISE: lambda view: np.where(view < appearance.solarise_from, view, 255 - view),
     }
     for column, augment in augmentations.items():
         if draws[column]:

@@ -96,6 +96,7 @@ def test_threads_on_many_cores_take_little_of_a_gpu(
     """Each thread of a decoder on a GPU has a buffer there, of 16 MiB by default, and two in pinned memory."""
     monkeypatch.setattr("peclr_dali.pipelines.render.settings.available_cores", lambda: 64)
     index = Index("none", Path(), ["0.png"], boxes(20))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     chosen = choose_settings(index, PipelinesConfig(threads=configured), torch.device(device), rows=2)
     assert chosen.threads == threads
     if reserved_mib is not None:

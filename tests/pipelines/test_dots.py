@@ -37,7 +37,7 @@ def disc_image(centers_px: npt.NDArray[np.float64], radius_px: float, side_px: i
 def errors_of_dots_px(
     radius_px: float, images: int, side_px: int, minification: tuple[float, float], rng: np.random.Generator
 ) -> list[float]:
-    """Distances between where dots are shown by the CPU backend and where the matrix carries their centres.
+    """Distances between where dots are shown by the CPU renderer and where the matrix carries their centres.
 
     Args:
         radius_px: of the dots, in pixels of the view.
@@ -98,7 +98,7 @@ def test_small_dots_in_minified_views_are_off_by_aliasing(record: Record) -> Non
         "large_largest_px": round(float(large.max()), 3),
         "largest_px_by_radius_px": {str(radius): round(float(errors.max()), 3) for radius, errors in found.items()},
     }
-    record("dots", backend="cpu", small_radius_px=SMALL_PX, source_px_in_a_view_px=[1, 6], **figures)
+    record("dots", views="cpu", small_radius_px=SMALL_PX, source_px_in_a_view_px=[1, 6], **figures)
     assert small.max() < 0.4
     assert np.percentile(small, 99) < 0.3
     assert large.max() < 0.1

@@ -24,7 +24,6 @@ ALL = AppearanceConfig(
     blur_probability=0.3,
     noise_probability=0.2,
     colour_drop_probability=0.1,
-    solarise_probability=0.6,
 )
 
 
@@ -108,7 +107,7 @@ def test_augmentations_of_the_study_have_their_probability_and_are_independent()
     table = draw_all(range(20_000))
     gates = {
         Column.SOBEL: 0.5, Column.CUT_OUT: 0.4, Column.BLUR: 0.3, Column.NOISE: 0.2, Column.COLOUR_DROP: 0.1,
-        Column.SOLARISE: 0.6, Draw.CROP: CROPPED.crop_probability, Draw.FLIP: CROPPED.flip_probability,
+        Draw.CROP: CROPPED.crop_probability, Draw.FLIP: CROPPED.flip_probability,
     }  # fmt: skip
     for column, probability in gates.items():
         assert set(np.unique(table[:, column])) == {0, 1}
@@ -178,7 +177,6 @@ def test_scale_as_margin_is_the_reciprocal_magnification() -> None:
         (AppearanceConfig, "blur_sigma_px", (0, 1)),
         (AppearanceConfig, "blur_sigma_px", (1, 99)),
         (AppearanceConfig, "noise_std", -1),
-        (AppearanceConfig, "solarise_from", 256),
         (AppearanceConfig, "colour_drop", 0.5),
     ],
 )

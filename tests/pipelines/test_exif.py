@@ -22,7 +22,7 @@ from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, 
 from peclr_dali.pipelines.views.draws import draw_view
 from peclr_dali.pipelines.views.regions import LEAST_PIXELS
 from tests.pipelines.decoder_fuzz import good_files, smooth_picture
-from tests.pipelines.harness import BACKENDS, decode_chunk, make_views, plan_files, smooth_image
+from tests.pipelines.harness import RENDERERS, decode_chunk, make_views, plan_files, smooth_image
 from tests.pipelines.image_parts import (
     EXIF_START,
     ORIENTATION,
@@ -37,7 +37,7 @@ from tests.pipelines.image_parts import (
 from tests.pipelines.mutations import dress
 from tests.pipelines.second_opinion import opinion_of, orientation_in
 
-Backend = Literal["dali", "cpu"]
+RendererName = Literal["dali", "cpu"]
 Kind = Literal["JPEG", "PNG", "WEBP"]
 KINDS: tuple[Kind, ...] = ("JPEG", "PNG", "WEBP")
 Pixels = npt.NDArray[np.uint8]
@@ -155,11 +155,11 @@ def turned_and_upright_files(kind: Kind) -> tuple[list[Pixels], list[Pixels]]:
     return turned, [encoded(image, kind, None) for image in uprights] * 8
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("renderer", RENDERERS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("regions", [False, True])
 def test_rotated_files_give_the_views_and_matrices_of_upright_files(
-    backend: Backend, kind: Kind, regions: bool
+    renderer: RendererName, kind: Kind, regions: bool
 ) -> None:
     """With boxes, mirrored samples and halving; portrait and landscape, decoded whole and in regions."""
     geometry = GeometryConfig(side_px=64)
@@ -177,7 +177,7 @@ def test_rotated_files_give_the_views_and_matrices_of_upright_files(
 
     def views_of(data: list[Pixels]) -> Any:
         return make_views(
-            backend, data, box_px, draws, geometry, NO_COLOUR, mirror=mirror, encode=lambda file: file, regions=regions
+            renderer, data, box_px, draws, geometry, NO_COLOUR, mirror=mirror, encode=lambda file: file, regions=regions
         )
 
     for turned, upright in zip(views_of(files), views_of(plain), strict=True):
@@ -274,8 +274,8 @@ EXIF = (b"EXIF", exif_of(turning()))
         (webp(IMAGE, EXIF, (b"EXIF", exif_of(turning(3)))), 6),
     ],
 )
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_odd_metadata_never_reaches_the_decoder(backend: Backend, file: Pixels, orientation: int) -> None:
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_odd_metadata_never_reaches_the_decoder(renderer: RendererName, file: Pixels, orientation: int) -> None:
     """Files that readers behind the decoder turn differently, or fail on, give the pixels that the rule says."""
     assert check_image(file).orientation == orientation
     upright = Image.fromarray(IMAGE)
@@ -284,13 +284,15 @@ def test_odd_metadata_never_reaches_the_decoder(backend: Backend, file: Pixels, 
     geometry = GeometryConfig(side_px=32)
     draws = draw_view(Augmentation(geometry, NO_COLOUR), seed=0, epoch=0, view=0, places=np.arange(2))
     box_px = np.array([[28, 30, 30], [28, 30, 30]], np.float32)
-    (view,) = make_views(backend, [file, plain], box_px, [draws[[0, 0]]], geometry, NO_COLOUR, encode=lambda data: data)
+    (view,) = make_views(
+        renderer, [file, plain], box_px, [draws[[0, 0]]], geometry, NO_COLOUR, encode=lambda data: data
+    )
     assert (view.image[0].int() - view.image[1].int()).abs().max() <= 1
 
 
 @pytest.mark.parametrize("mark", [b"IM\0*", b"M\x08\0*"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_marks_that_ended_the_process(backend: Backend, mark: bytes) -> None:
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_marks_that_ended_the_process(renderer: RendererName, mark: bytes) -> None:
     """A decoder that turned by them wrote over the memory of the images beside: the process ended, or others broke."""
     rng = np.random.default_rng(3)
     beside = [encoded(smooth_image(rng, 900, 700), "JPEG", None) for _ in range(6)]
@@ -300,7 +302,7 @@ def test_marks_that_ended_the_process(backend: Backend, mark: bytes) -> None:
     box_px = np.tile(np.array([[350, 450, 500]], np.float32), (7, 1))
 
     def views_of(file: Pixels) -> Any:
-        (view,) = make_views(backend, [*beside, file], box_px, [draws], geometry, NO_COLOUR, encode=lambda data: data)
+        (view,) = make_views(renderer, [*beside, file], box_px, [draws], geometry, NO_COLOUR, encode=lambda data: data)
         return view.image
 
     marked = png(portrait, [exif_of(turning(), mark=mark)])  # big-endian for readers that look at one byte

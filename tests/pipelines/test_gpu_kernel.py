@@ -23,13 +23,12 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines import loader
 from peclr_dali.pipelines.arrays import BoolArray, FloatArray
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import ImageFile
-from peclr_dali.pipelines.render.renderers import FusedViews
+from peclr_dali.pipelines.render.renderers import GpuViews
 from peclr_dali.pipelines.render.settings import choose_settings
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.pipelines.views.draws import Draw
@@ -50,7 +49,7 @@ from tests.pipelines.test_views import PLAIN_DRAW
 
 KERNEL = "peclr_dali.pipelines.render.gpu_kernel"
 Fill = int | Literal["edge"]
-Jitter = Literal["none", "hsv", "linear"]
+Jitter = Literal["none", "hsv"]
 
 SIZES = [(1, 1), (1, 9), (13, 1), (2, 3), (37, 53), (45, 58), (83, 71), (90, 54)]
 """Heights and widths: a single pixel, rows, and odd numbers that stay odd or become odd when they are halved."""
@@ -121,7 +120,7 @@ def oracle(
 
 @pytest.mark.parametrize(
     ("fill", "jitter", "antialias"),
-    [(0, "hsv", True), (77, "linear", True), ("edge", "none", True), (0, "none", False), ("edge", "hsv", False)],
+    [(0, "hsv", True), (77, "hsv", True), ("edge", "none", True), (0, "none", False), ("edge", "hsv", False)],
 )
 def test_every_pixel_is_the_oracle_s(
     kernel: ModuleType, fill: Fill, jitter: Jitter, antialias: bool, monkeypatch: pytest.MonkeyPatch
@@ -156,7 +155,7 @@ def test_every_pixel_is_the_oracle_s(
             assert (difference > 0.52).mean() < 0.01  # nearly all are rounded alike
 
 
-@pytest.mark.parametrize("jitter", ["hsv", "linear"])
+@pytest.mark.parametrize("jitter", ["hsv", "none"])
 def test_the_jitter_is_exact_over_its_whole_range(kernel: ModuleType, jitter: Jitter) -> None:
     """Flat colours in every direction, without a warp."""
     geometry, colour = GeometryConfig(side_px=32), ColourConfig(jitter=jitter)
@@ -217,11 +216,11 @@ def test_the_loader_runs_the_kernel(kernel: ModuleType, tmp_path: Path, monkeypa
     augmentations = [Augmentation(GeometryConfig(side_px=side_px), NO_COLOUR, appearance) for side_px in (32, 16, 32)]
 
     def batches() -> list[Batch]:
-        return load(index_of(tmp_path), augmentations, batch=6, last=2, chunk=4, backend="cpu")
+        return load(index_of(tmp_path), augmentations, batch=6, last=2, chunk=4, views="cpu")
 
     expected = batches()
     monkeypatch.setattr(
-        loader, "choose_settings", lambda *given, **more: replace(choose_settings(*given, **more), backend="fused")
+        loader, "choose_settings", lambda *given, **more: replace(choose_settings(*given, **more), views="gpu")
     )
     for ours, theirs in zip(batches(), expected, strict=True):
         assert_equal(ours, theirs, within=1)
@@ -230,9 +229,9 @@ def test_the_loader_runs_the_kernel(kernel: ModuleType, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("more", [-1, 1])
-@pytest.mark.parametrize("backend", ["cpu", "fused"])
+@pytest.mark.parametrize("renderer", ["cpu", "gpu"])
 def test_an_image_of_another_size_than_its_header_says_is_refused(
-    backend: Literal["cpu", "fused"], more: int, kernel: ModuleType, monkeypatch: pytest.MonkeyPatch
+    renderer: Literal["cpu", "gpu"], more: int, kernel: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the kernel reads its memory."""
     monkeypatch.setitem(sys.modules, KERNEL, kernel)
@@ -245,7 +244,7 @@ def test_an_image_of_another_size_than_its_header_says_is_refused(
     images = [np.zeros((40, 50, 3), np.uint8)] * 2
     with pytest.raises(RuntimeError, match=rf"(?s)40 50\].* their headers say .*40 {50 + more}"):
         harness.make_views(
-            backend, images, np.zeros((2, 3), np.float32), [np.tile(PLAIN_DRAW, (2, 1))], GeometryConfig(side_px=8),
+            renderer, images, np.zeros((2, 3), np.float32), [np.tile(PLAIN_DRAW, (2, 1))], GeometryConfig(side_px=8),
             NO_COLOUR,
         )  # fmt: skip
 
@@ -260,7 +259,6 @@ class Decoded(list[torch.Tensor]):
 def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU: what is asked of the event, in which order."""
     monkeypatch.setitem(sys.modules, KERNEL, kernel)
-    monkeypatch.setenv("CC", "cc")
     event = Mock()
     make_views = kernel.make_views
     monkeypatch.setattr(kernel, "make_views", lambda *given: (event.kernel(), make_views(*given)))
@@ -276,7 +274,7 @@ def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, m
     images = Decoded([torch.full((9, 9, 3), 50, dtype=torch.uint8)])
     held = weakref.ref(images)
 
-    finish = FusedViews(settings_of(1, device="gpu"), [Augmentation(geometry, NO_COLOUR)]).write(
+    finish = GpuViews(settings_of(1, device="gpu", views="gpu"), [Augmentation(geometry, NO_COLOUR)]).write(
         (images,), plan, [view]
     )
     del images
@@ -289,27 +287,6 @@ def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, m
     gc.collect()
     assert held() is None
     assert (view.image == 50).all()
-
-
-def test_without_a_compiler_the_kernel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Triton does, but in one line and before the first batch."""
-    monkeypatch.setenv("PATH", "/none")
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    FusedViews(settings_of(1), [Augmentation()])
-    on_gpu = settings_of(1, device="gpu")
-    with pytest.raises(UserError, match=r"needs a C compiler: .* or set pipelines\.gpu_views"):
-        FusedViews(on_gpu, [Augmentation()])
-    monkeypatch.setenv("CC", "cc")
-    FusedViews(on_gpu, [Augmentation()])
-
-
-def test_a_folder_for_kernels_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("CC", "cc")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    with pytest.raises(UserError, match=r"cache, where Triton .*: Not a directory\. Set TRITON_CACHE_DIR"):
-        FusedViews(settings_of(1, device="gpu"), [Augmentation()])
 
 
 class NoGpu:
@@ -361,7 +338,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 @pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100, 120])
 def test_the_kernel_compiles_for_gpus(capability: int, compiled: Callable[..., Any]) -> None:
     """To machine code for RTX 20, A100, RTX 30, RTX 40, H100, B200 and RTX 50 cards, which needs no GPU."""
-    kinds: list[tuple[Fill, Jitter]] = [("edge", "hsv"), (0, "linear"), (0, "none")]
+    kinds: list[tuple[Fill, Jitter]] = [("edge", "hsv"), (0, "hsv"), (0, "none")]
     for fill, jitter in kinds if capability == 75 else kinds[:1]:
         kernel, stack_bytes = compiled(capability, fill, jitter)
         assert kernel.src.signature["places"] == "*i64"

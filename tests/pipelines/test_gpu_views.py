@@ -1,6 +1,6 @@
-"""The same graph on a GPU: what its nodes are, what it gives, and that the loader loses nothing there.
+"""Views on a GPU: what is made where, that it is what the oracle says, and that the loader loses nothing there.
 
-Without a GPU only the placement of the nodes can be shown.
+Without a GPU only the choice, the places of the nodes and the order of the calls can be shown.
 """
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ from __future__ import annotations
 import weakref
 from pathlib import Path
 from typing import Any, Literal
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from nvidia.dali import Pipeline
+from nvidia.dali import Pipeline, fn
 
+from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline, view_pipeline
-from peclr_dali.pipelines.render.renderers import CpuViews, DaliViews, FusedViews, make_renderer
+from peclr_dali.pipelines.render.renderers import CpuViews, DaliViews, GpuViews, make_renderer
 from peclr_dali.pipelines.render.settings import choose_settings
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import EpochOrder
@@ -33,8 +34,10 @@ from tests.pipelines.harness import (
     assert_equal,
     draws_of,
     encode,
+    index_of,
     jpeg,
     load,
+    loader_of,
     make_views,
     settings_of,
     smooth_image,
@@ -44,18 +47,22 @@ from tests.pipelines.test_appearance import ALL, ALWAYS
 from tests.pipelines.test_loader import COLOURS, assert_replaced, write_mixture
 from tests.pipelines.test_views import CENTER_BOX, far_from_fill, near_hue_cut
 
-Jitter = Literal["none", "hsv", "linear"]
-GpuViews = Literal["fused", "graph"]
-WAYS: tuple[GpuViews, GpuViews] = ("fused", "graph")
-BOTH = pytest.mark.parametrize("gpu_views", WAYS)
+Jitter = Literal["none", "hsv"]
+Place = Literal["cpu", "gpu"]
+Made = Literal["cpu", "gpu", "dali"]
+ON_GPU: tuple[tuple[Place, Made], ...] = (("gpu", "gpu"), ("cpu", "gpu"), ("gpu", "dali"), ("cpu", "dali"))
+"""Every decoder with everything that makes views on a GPU."""
+
+EACH = pytest.mark.parametrize(("decoder", "views"), ON_GPU)
 SMALL = Augmentation(GeometryConfig(side_px=32), NO_COLOUR)
 TWO_SIZES = [SMALL, Augmentation(GeometryConfig(side_px=16), NO_COLOUR)]
+H100, RTX = (9, 0), (8, 6)
 
 
-def as_jpeg(image: Image) -> Image:
+def as_jpeg(image: Image, sampling: int = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420) -> Image:
     """With chroma at half the resolution, as cameras write it."""
-    sampling = (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420, cv2.IMWRITE_JPEG_QUALITY, 95)
-    return np.frombuffer(jpeg(image, *sampling), np.uint8)
+    options = (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling, cv2.IMWRITE_JPEG_QUALITY, 95)
+    return np.frombuffer(jpeg(image, *options), np.uint8)
 
 
 @pytest.fixture
@@ -67,45 +74,106 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return nodes
 
 
-@pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
+@pytest.mark.parametrize("decoder", ["cpu", "gpu"])
+@pytest.mark.parametrize("jitter", ["none", "hsv"])
 @pytest.mark.parametrize("antialias", [True, False])
 def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
-    jitter: Jitter, antialias: bool, outputs: list[Any]
+    decoder: Place, jitter: Jitter, antialias: bool, outputs: list[Any]
 ) -> None:
     augmentation = Augmentation(GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter))
-    view_pipeline(settings_of(4, device="gpu"), [augmentation] * 2, iter([]))
+    view_pipeline(settings_of(4, device="gpu", decoder=decoder), [augmentation] * 2, iter([]))
     assert [node.device for node in outputs] == ["gpu", "cpu", "cpu"] * 2
 
 
-def test_decoded_images_are_on_the_gpu_for_its_kernel(outputs: list[Any]) -> None:
-    decode_pipeline(settings_of(4, device="gpu"), iter([]))
-    assert [node.device for node in outputs] == ["gpu"]
+@pytest.mark.parametrize("regions", [False, True])
+@pytest.mark.parametrize(
+    ("decoder", "views", "images_on"),
+    [("gpu", "gpu", "gpu"), ("cpu", "gpu", "gpu"), ("cpu", "cpu", "cpu")],
+)
+def test_decoded_images_are_where_views_are_made(
+    decoder: Place, views: Made, images_on: str, regions: bool, outputs: list[Any]
+) -> None:
+    decode_pipeline(settings_of(4, device="gpu", decoder=decoder, views=views, regions=regions), iter([]))
+    assert [node.device for node in outputs] == [images_on]
+
+
+def test_a_gpu_decoder_has_memory_for_the_largest_images(outputs: list[Any]) -> None:
+    """Without the hints its memory grew during the first batches, and training lost up to 12 % of its rate."""
+    with patch.object(fn.decoders, "image", wraps=fn.decoders.image) as image:
+        decode_pipeline(settings_of(4, device="gpu", size_hint_px=(720, 1280)), iter([]))
+        decode_pipeline(settings_of(4, device="gpu", decoder="cpu"), iter([]))
+    on_gpu, on_cpu = (call.kwargs for call in image.call_args_list)
+    assert (on_gpu["preallocate_height_hint"], on_gpu["preallocate_width_hint"]) == (720, 1280)
+    assert (on_gpu["device"], on_gpu["hw_decoder_load"]) == ("mixed", 1.0)
+    assert on_cpu["device"] == "cpu"
+    assert not [name for name in on_cpu if "hint" in name or "padding" in name]
 
 
 @pytest.mark.parametrize(
-    ("device", "backend", "gpu_views", "made_by"),
+    ("sizes", "hint_px"), [([(40, 56)], (64, 64)), ([(480, 640), (640, 479)], (640, 640)), ([(90, 5000)], (128, 4096))]
+)
+def test_the_hint_is_the_largest_sampled_size_rounded_up(
+    sizes: list[tuple[int, int]], hint_px: tuple[int, int], tmp_path: Path
+) -> None:
+    for number, size in enumerate(sizes):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(np.zeros((*size, 3), np.uint8)))
+    chosen = choose_settings(index_of(tmp_path), PipelinesConfig(), torch.device("cpu"), rows=2)
+    assert chosen.size_hint_px == hint_px
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "compiler", "configured", "chosen", "why"),
     [
-        ("cuda", "auto", "fused", FusedViews),
-        ("cuda", "dali", "fused", FusedViews),
-        ("cuda", "auto", "graph", DaliViews),
-        ("cuda", "cpu", "fused", CpuViews),
-        ("cpu", "dali", "fused", DaliViews),
-        ("cpu", "auto", "fused", CpuViews),
+        ("cpu", None, True, {}, ("cpu", "cpu", CpuViews), "no GPU"),
+        ("cpu", None, True, {"views": "dali"}, ("cpu", "dali", DaliViews), "as configured"),
+        ("cuda", H100, True, {}, ("gpu", "gpu", GpuViews), "the GPU has JPEG engines"),
+        ("cuda", RTX, True, {}, ("cpu", "gpu", GpuViews), "the GPU has no JPEG engines"),
+        ("cuda", H100, False, {}, ("gpu", "dali", DaliViews), "needs a C compiler: install gcc; the GPU has JPEG"),
+        ("cuda", H100, True, {"decoder": "cpu"}, ("cpu", "gpu", GpuViews), "as configured"),
+        ("cuda", RTX, True, {"decoder": "gpu", "views": "dali"}, ("gpu", "dali", DaliViews), "as configured"),
+        ("cuda", H100, False, {"views": "cpu"}, ("cpu", "cpu", CpuViews), "the GPU has JPEG engines"),
     ],
 )
-def test_the_kernel_is_chosen_on_a_gpu_only(
+def test_where_pixels_are_made(
     device: str,
-    backend: Literal["auto", "dali", "cpu"],
-    gpu_views: GpuViews,
-    made_by: type,
+    capability: tuple[int, int] | None,
+    compiler: bool,
+    configured: dict[str, Any],
+    chosen: tuple[Place, Made, type],
+    why: str,
     folder: Index,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("CC", "cc")
-    config = PipelinesConfig(backend=backend, gpu_views=gpu_views, threads=1)
-    made = make_renderer(choose_settings(folder, config, torch.device(device), rows=4), [SMALL])
-    assert type(made) is made_by
+    monkeypatch.setenv("PATH", "/none")
+    monkeypatch.setenv("CC", "cc" if compiler else "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    settings = choose_settings(folder, PipelinesConfig(**configured, threads=1), torch.device(device), rows=4)
+    made = make_renderer(settings, [SMALL])
+    assert (settings.decoder, settings.views, type(made)) == chosen
+    assert why in settings.described
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "configured", "message"),
+    [
+        ("cpu", {"views": "gpu"}, 'pipelines.views = "gpu", and the batches are on the CPU: set "auto" or "cpu"'),
+        ("cpu", {"decoder": "gpu"}, 'pipelines.decoder = "gpu", and the batches are on the CPU'),
+        ("cuda", {"views": "gpu"}, 'pipelines.views = "gpu" needs a C compiler, for Triton: install gcc, or set'),
+    ],
+)
+def test_a_place_that_is_not_there_is_refused(
+    device: str, configured: dict[str, Any], message: str, folder: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/none")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(UserError, match=message):
+        choose_settings(folder, PipelinesConfig(**configured), torch.device(device), rows=4)
+
+
+def test_images_decoded_on_a_gpu_are_not_copied_back() -> None:
+    with pytest.raises(ValueError, match='views = "cpu" needs images decoded there'):
+        PipelinesConfig(decoder="gpu", views="cpu")
 
 
 def test_the_graphs_views_are_waited_for_later_and_without_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,79 +199,76 @@ def test_the_graphs_views_are_waited_for_later_and_without_spinning(monkeypatch:
 
 
 @pytest.mark.gpu
+@EACH
 @pytest.mark.parametrize("kind", ["png", "jpeg"])
-@pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
+@pytest.mark.parametrize("jitter", ["none", "hsv"])
 @pytest.mark.parametrize("fill", [0, "edge"])
-def test_views_on_a_gpu_equal_those_on_a_cpu(
-    kind: Literal["png", "jpeg"], jitter: Jitter, fill: int | Literal["edge"], record: Record
+def test_views_on_a_gpu_are_the_oracle_s(
+    decoder: Place, views: Made, kind: str, jitter: Jitter, fill: int | Literal["edge"], record: Record
 ) -> None:
-    """PNG decodes to equal pixels everywhere. JPEG may differ by a level or two, since nvJPEG rounds its inverse
-    cosine transform in its own way; both interpolate the chroma, which is asked for on the GPU."""
+    """Of PNG files, the kernel's views are within a level. The graph rounds after every halving, and JPEG files differ
+    by a level or two before that, since nvJPEG rounds its inverse cosine transform in its own way."""
     rng = np.random.default_rng(0)
     geometry, colour = GeometryConfig(fill=fill), ColourConfig(jitter=jitter)
-    sizes = [(224, 224)] * 9 + [(180, 320), (300, 200), (61, 45), (900, 700)]
+    sizes = [(224, 224)] * 9 + [(180, 320), (300, 200), (61, 45), (901, 703)]
     images = [smooth_image(rng, *size) for size in sizes]
     boxes = np.array([CENTER_BOX] * 9 + [[160, 90, 120], [90, 160, 290], [0, 0, 0], [0, 0, 0]], np.float32)
     draws = [draws_of(Augmentation(geometry, colour), len(images), view=view) for view in range(2)]
-    encoder = encode if kind == "png" else as_jpeg
-
-    def views(device: Literal["cpu", "gpu"], colour: ColourConfig) -> list[Any]:
-        return make_views("dali", images, boxes, draws, geometry, colour, device=device, encode=encoder)
-
+    made = make_views(
+        views, images, boxes, draws, geometry, colour, device="gpu", decoder=decoder,
+        encode=encode if kind == "png" else as_jpeg,
+    )  # fmt: skip
     found = []
-    for ours, theirs, plain in zip(views("gpu", colour), views("cpu", colour), views("cpu", NO_COLOUR), strict=True):
-        assert ours.image.is_cuda
-        assert torch.equal(ours.matrix, theirs.matrix)
-        assert torch.equal(ours.source_to_view_px, theirs.source_to_view_px)
-        for row, size in enumerate(sizes):
-            pixels = [image[row].permute(1, 2, 0).cpu().numpy() for image in (ours.image, theirs.image, plain.image)]
-            checked = far_from_fill(ours.source_to_view_px[row].numpy(), size, geometry.side_px)
+    for view, table in zip(made, draws, strict=True):
+        assert view.image.is_cuda
+        for row, (image, size) in enumerate(zip(images, sizes, strict=True)):
+            _, to_view_px = reference.view_matrices(boxes[row], size, table[row], geometry.side_px, mirror=False)
+            np.testing.assert_allclose(view.source_to_view_px[row], to_view_px, atol=2e-4)
+            plain, expected = (
+                reference.make_view(image, boxes[row], table[row], geometry, how) for how in (NO_COLOUR, colour)
+            )
+            checked = far_from_fill(view.source_to_view_px[row].numpy(), size, geometry.side_px)
             if jitter == "hsv":
-                checked &= ~near_hue_cut(pixels[2], margin=2.0 if kind == "png" else 6.0)
-            found.append(np.abs(pixels[0].astype(int) - pixels[1])[checked])
+                checked &= ~near_hue_cut(plain, margin=1.0 if kind == "png" else 6.0)
+            pixels = view.image[row].permute(1, 2, 0).cpu().numpy()
+            found.append(np.abs(pixels - expected.astype(float))[checked])
     differences = np.concatenate(found)
-    mean, largest = float(differences.mean()), float(np.percentile(differences, 99.9))
-    record("gpu_pixels", kind=kind, jitter=jitter, fill=fill, mean=round(mean, 4), percentile_99_9=largest)
+    figures = {"mean": round(float(differences.mean()), 4), "percentile_99_9": float(np.percentile(differences, 99.9)),
+               "largest": round(float(differences.max()), 2)}  # fmt: skip
+    record("gpu_pixels", decoder=decoder, views=views, kind=kind, jitter=jitter, fill=fill, **figures)
     assert len(differences) > 100_000
-    assert mean <= 1.0
-    assert largest <= 6
+    assert figures["mean"] <= 1.0
+    assert figures["percentile_99_9"] <= 6
+    if kind == "png" and views == "gpu":
+        assert figures["largest"] <= 1
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
-@pytest.mark.parametrize("fill", [0, "edge"])
-def test_the_kernel_gives_the_views_of_the_graph(jitter: Jitter, fill: int | Literal["edge"], record: Record) -> None:
-    """Within a level but for few pixels, since the graph rounds after every halving; the kernel's are the oracle's."""
+@EACH
+@pytest.mark.parametrize("hint_px", [(64, 64), (1024, 1024)])
+def test_mixed_sizes_and_subsamplings_decode_with_any_hint(
+    decoder: Place, views: Made, hint_px: tuple[int, int]
+) -> None:
+    """Images larger than the hint take time, and nothing else."""
     rng = np.random.default_rng(0)
-    geometry, colour = GeometryConfig(fill=fill), ColourConfig(jitter=jitter)
-    sizes = [(224, 224)] * 6 + [(180, 320), (61, 45), (301, 203)]
+    sizes = [(40, 56), (480, 640), (1280, 720), (720, 1280), (33, 801)] * 3
+    factors = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_422,
+               cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411]  # fmt: skip
     images = [smooth_image(rng, *size) for size in sizes]
-    boxes = np.array([[112, 112, 100]] * 6 + [[160, 90, 70], [20, 30, 40], [0, 0, 0]], np.float32)
-    draws = [draws_of(Augmentation(geometry, colour), len(images), view=view) for view in range(2)]
+    sampling = {id(image): factors[number % len(factors)] for number, image in enumerate(images)}
+    boxes, geometry = np.zeros((len(images), 3), np.float32), GeometryConfig(side_px=64)
+    draws = draws_of(Augmentation(geometry, NO_COLOUR), len(images))
 
-    def views(backend: Literal["fused", "dali"]) -> list[Any]:
-        return make_views(backend, images, boxes, draws, geometry, colour, device="gpu")
+    def view(device: Place, **settings: Any) -> torch.Tensor:
+        (made,) = make_views(
+            "dali" if device == "cpu" else views, images, boxes, [draws], geometry, NO_COLOUR, device=device,
+            encode=lambda image: as_jpeg(image, sampling[id(image)]), **settings,
+        )  # fmt: skip
+        return made.image.cpu().float()
 
-    found, from_oracle = [], []
-    for ours, theirs, table in zip(views("fused"), views("dali"), draws, strict=True):
-        assert torch.equal(ours.matrix, theirs.matrix)
-        assert torch.equal(ours.source_to_view_px, theirs.source_to_view_px)
-        for row, size in enumerate(sizes):
-            pixels = [made.image[row].permute(1, 2, 0).cpu().numpy().astype(int) for made in (ours, theirs)]
-            plain, expected = (
-                reference.make_view(images[row], boxes[row], table[row], geometry, how) for how in (NO_COLOUR, colour)
-            )
-            sound = ~near_hue_cut(plain) if jitter == "hsv" else np.ones(plain.shape[:2], bool)
-            from_oracle.append(np.abs(pixels[0] - expected)[sound].max())
-            sound &= far_from_fill(ours.source_to_view_px[row].numpy(), size, geometry.side_px)
-            found.append(np.abs(pixels[0] - pixels[1])[sound])
-    differences = np.concatenate(found)
-    share = float((differences > 1).mean())
-    record(
-        "gpu_pixels", kind="fused", jitter=jitter, fill=fill, mean=round(float(differences.mean()), 4), above_1=share
-    )
-    assert max(from_oracle) <= 1
-    assert share < 1e-3
+    difference = (view("gpu", decoder=decoder, size_hint_px=hint_px) - view("cpu")).abs().flatten(1)
+    assert difference.mean(1).max() <= 2
+    assert difference.mean() <= 1
 
 
 @pytest.mark.gpu
@@ -237,7 +302,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 def batches(index: Index, device: str, **options: Any) -> list[Batch]:
     """All kept until the last is there, so that memory that DALI takes back too early shows."""
-    return load(index, TWO_SIZES, device=device, **{"backend": "dali", "chunk": 7, **options})
+    return load(index, TWO_SIZES, device=device, **{"views": "dali", "chunk": 7, **options})
 
 
 def assert_alike(ours: Batch, theirs: Batch) -> None:
@@ -250,48 +315,76 @@ def assert_alike(ours: Batch, theirs: Batch) -> None:
 
 
 @pytest.mark.gpu
-@BOTH
-def test_the_loader_gives_the_same_batches_on_a_gpu_and_on_a_cpu(gpu_views: GpuViews, folder: Index) -> None:
-    made = batches(folder, "cuda:0", gpu_views=gpu_views)
+@EACH
+def test_the_loader_gives_the_same_batches_on_a_gpu_and_on_a_cpu(decoder: Place, views: Made, folder: Index) -> None:
+    """While other batches are decoded, and with chunks so small that memory which is freed early is reused."""
+    made = batches(folder, "cuda:0", decoder=decoder, views=views, chunk=2, last=30)
     assert all(view.image.is_cuda and view.matrix.is_pinned() for batch in made for view in batch.views)
     assert all(view.image.is_contiguous(memory_format=torch.channels_last) for view in made[0].views)
-    for ours, theirs in zip(made, batches(folder, "cpu"), strict=True):
+    for ours, theirs in zip(made, batches(folder, "cpu", last=30), strict=True):
         assert_alike(ours, theirs)
 
 
 @pytest.mark.gpu
-@BOTH
-def test_a_consumer_on_a_side_stream_sees_whole_batches(gpu_views: GpuViews, folder: Index) -> None:
-    expected = [batch.views[0].image.cpu() for batch in batches(folder, "cuda:0", gpu_views=gpu_views)]
+@EACH
+@pytest.mark.parametrize("chunk", [256, 64])
+def test_views_under_a_busy_gpu_equal_those_at_rest(
+    decoder: Place, views: Made, chunk: int, tmp_path: Path, record: Record
+) -> None:
+    """More than 6,000 views in each case, 50,000 in all: a kernel or a copy that runs too early would show."""
+    rng = np.random.default_rng(0)
+    for number in range(512):
+        (tmp_path / f"{number:03}.jpg").write_bytes(as_jpeg(smooth_image(rng, 224, 224)).tobytes())
+    index, kinds = index_of(tmp_path), [Augmentation(GeometryConfig(side_px=64))] * 2
+    work = torch.randn(4096, 4096, device="cuda")
+
+    def pixels(busy: bool) -> list[torch.Tensor]:
+        made = []
+        where: dict[str, Any] = {"decoder": decoder, "views": views}
+        with loader_of(index, kinds, batch=512, last=7, chunk=chunk, device="cuda:0", threads=8, **where) as loader:
+            for batch in loader:
+                for _ in range(40 if busy else 0):  # some tens of milliseconds, while later batches are made
+                    torch.mm(work, work)
+                made += [view.image.clone() for view in batch.views]
+        return made
+
+    different = total = 0
+    for at_rest, under_load in zip(pixels(busy=False), pixels(busy=True), strict=True):
+        different += int((at_rest != under_load).flatten(1).any(1).sum())
+        total += len(at_rest)
+    record("gpu_busy", decoder=decoder, views=views, chunk=chunk, compared=total, different=different)
+    assert total > 6_000
+    assert different == 0
+
+
+@pytest.mark.gpu
+@EACH
+def test_a_consumer_on_a_side_stream_sees_whole_batches(decoder: Place, views: Made, folder: Index) -> None:
+    keys = {"decoder": decoder, "views": views}
+    expected = [batch.views[0].image.cpu() for batch in batches(folder, "cuda:0", **keys)]
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-        for ours, theirs in zip(batches(folder, "cuda:0", gpu_views=gpu_views), expected, strict=True):
+        for ours, theirs in zip(batches(folder, "cuda:0", **keys), expected, strict=True):
             assert torch.equal((ours.views[0].image + 0).cpu(), theirs)
 
 
 @pytest.mark.gpu
-@BOTH
-def test_a_loader_resumed_within_an_epoch_goes_on_with_the_same_bits(gpu_views: GpuViews, folder: Index) -> None:
-    whole, resumed = (batches(folder, "cuda:0", gpu_views=gpu_views, first=first) for first in (0, 4))
+@EACH
+def test_a_loader_resumed_within_an_epoch_goes_on_with_the_same_bits(
+    decoder: Place, views: Made, folder: Index
+) -> None:
+    whole, resumed = (batches(folder, "cuda:0", decoder=decoder, views=views, first=first) for first in (0, 4))
     for ours, theirs in zip(whole[4:], resumed, strict=True):
         assert_equal(ours, theirs)
 
 
 @pytest.mark.gpu
-def test_the_kernel_s_loader_gives_the_graph_s_batches(folder: Index) -> None:
-    """While other batches are decoded, and with chunks so small that memory which is freed early is reused."""
-    fused, graph = (batches(folder, "cuda:0", gpu_views=gpu_views, chunk=2, last=30) for gpu_views in WAYS)
-    for ours, theirs in zip(fused, graph, strict=True):
-        assert_alike(ours, theirs)
-
-
-@pytest.mark.gpu
-@BOTH
+@EACH
 def test_bad_files_are_replaced_and_no_other_sample_is_lost(
-    gpu_views: GpuViews, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    decoder: Place, views: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     index, bad_names = write_mixture(tmp_path, plain=120, others=24)
     order = EpochOrder(168, 168, seed=0)
-    made = batches(index, "cuda:0", batch=56, order=order, chunk=14, gpu_views=gpu_views)
+    made = batches(index, "cuda:0", batch=56, order=order, chunk=14, decoder=decoder, views=views)
     assert_replaced(index, order, made, bad_names, caplog)
     for batch in made:
         centers = batch.views[0].image[:, :, 15:17, 15:17].float().mean((2, 3)).cpu()
@@ -302,9 +395,9 @@ def test_bad_files_are_replaced_and_no_other_sample_is_lost(
 
 
 @pytest.mark.gpu
-def test_the_fast_path_of_a_cpu_feeds_a_gpu(folder: Index) -> None:
-    """Backend "cpu" on a machine with a GPU: pixels stay in pinned memory until the step copies them."""
-    made = batches(folder, "cuda:0", last=3, backend="cpu", chunk=None)
+def test_views_of_a_cpu_feed_a_gpu(folder: Index) -> None:
+    """Pixels stay in pinned memory until the step copies them."""
+    made = batches(folder, "cuda:0", last=3, views="cpu", chunk=None)
     for ours, theirs in zip(made, batches(folder, "cpu", last=3), strict=True):
         assert ours.views[0].image.is_pinned()
         assert_alike(ours, theirs)

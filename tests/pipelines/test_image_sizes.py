@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from peclr_dali.pipelines.render.settings import samples_in_chunk
-from peclr_dali.pipelines.samples.image_sizes import largest_pixels
+from peclr_dali.pipelines.samples.image_sizes import sampled_sizes_px
 from peclr_dali.pipelines.samples.index import Index
 
 
@@ -16,16 +16,17 @@ def test_the_largest_image_of_a_sample_is_found(tmp_path: Path) -> None:
     for name in names:
         Image.new("RGB", (64, 48)).save(tmp_path / name)
     index = Index("images", tmp_path, names, np.zeros((40, 3), np.float32))
-    assert largest_pixels(index) == 64 * 48
+    assert sampled_sizes_px(index).max(0).tolist() == [48, 64]
     (tmp_path / names[0]).write_bytes(b"not an image")
     (tmp_path / names[20]).unlink()
-    assert largest_pixels(index) == 64 * 48
+    assert sampled_sizes_px(index).max(0).tolist() == [48, 64]
     Image.new("RGB", (513, 512)).save(tmp_path / names[39], "PNG")  # whatever its name says
-    assert largest_pixels(index) == 513 * 512
+    assert sampled_sizes_px(index).max(0).tolist() == [512, 513]
 
 
-def test_without_a_readable_image_the_largest_has_no_pixels(tmp_path: Path) -> None:
-    assert largest_pixels(Index("images", tmp_path, ["missing.jpg"], np.zeros((1, 3), np.float32))) == 0
+def test_without_a_readable_image_there_are_no_sizes(tmp_path: Path) -> None:
+    index = Index("images", tmp_path, ["missing.jpg"], np.zeros((1, 3), np.float32))
+    assert sampled_sizes_px(index).shape == (0, 2)
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ STILL = np.zeros(2)
 def test_hundreds_of_mutated_files(seed: int, tmp_path: Path) -> None:
     row = run(150, seed, part=150, to=tmp_path / "findings")
     assert {fault: row[fault] for fault in FAULTS} == dict.fromkeys(FAULTS, 0), (tmp_path / "findings").read_text()
-    for backend, decode in RUNS:
-        assert row[f"used_{backend}_{decode}"] > 40
-        assert row[f"refused_by_check_{backend}_{decode}"] > 20
-        assert row[f"refused_by_decoder_{backend}_{decode}"] > 10
+    for renderer, decode in RUNS:
+        assert row[f"used_{renderer}_{decode}"] > 40
+        assert row[f"refused_by_check_{renderer}_{decode}"] > 20
+        assert row[f"refused_by_decoder_{renderer}_{decode}"] > 10
     assert row["views_same"] > 1000
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from peclr_dali.pipelines.samples.order import EpochOrder
 from peclr_dali.pipelines.samples.partners import (
     Partners,
     draw_partners,
-    frames_of,
-    near_in_time,
     of_pairs,
     of_same_group,
 )
@@ -34,7 +31,7 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.steps.exact import keypoints_of_pairs
 from tests.command_line import run_cli
-from tests.pipelines.harness import BACKENDS, SMALL, Backend, assert_equal, jpeg, load, smooth_image, write_jpegs
+from tests.pipelines.harness import RENDERERS, SMALL, RendererName, assert_equal, jpeg, load, smooth_image, write_jpegs
 from tests.pipelines.test_loader import UNDECODABLE
 from tests.train import tiny_hands
 
@@ -65,36 +62,22 @@ def test_partners_of_a_group(group: list[int]) -> None:
         assert sorted(found) == [n for n, other in enumerate(group) if other == group[sample] and n != sample]
 
 
-moments = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), min_size=1, max_size=30)
-
-
-@given(moments, st.integers(1, 6))
-def test_partners_in_time(moments: list[tuple[int, int]], most: int) -> None:
-    sequence, frame = np.array(moments).T
-    for sample, found in enumerate(admissible(near_in_time(sequence, frame, most))):
-        near = np.flatnonzero((sequence == sequence[sample]) & (np.abs(frame - frame[sample]) <= most))
-        assert sorted(found) == near[frame[near] != frame[sample]].tolist()
-
-
-@given(moments, st.data())
-def test_a_selection_and_a_join_keep_the_partners_that_are_there(
-    moments: list[tuple[int, int]], data: st.DataObject
-) -> None:
-    sequence, frame = np.array(moments).T
-    whole = near_in_time(sequence, frame, 4)
-    rows = np.array(data.draw(st.lists(st.sampled_from(range(len(moments))), min_size=1, unique=True)))
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.data())
+def test_a_selection_and_a_join_keep_the_partners_that_are_there(group: list[int], data: st.DataObject) -> None:
+    whole, count = of_same_group(np.array(group)), len(group)
+    rows = np.array(data.draw(st.lists(st.sampled_from(range(count)), min_size=1, unique=True)))
     of_whole = admissible(whole)
     for row, found in zip(rows.tolist(), admissible(whole.select(rows)), strict=True):
         assert {int(rows[n]) for n in found} == set(of_whole[row]) & set(rows.tolist())
-    joined = Partners.joined([whole, None, whole], [len(moments), 2, len(moments)])
+    joined = Partners.joined([whole, None, whole], [count, 2, count])
     assert joined is not None
-    after = [[n + len(moments) + 2 for n in found] for found in of_whole]
+    after = [[n + count + 2 for n in found] for found in of_whole]
     assert admissible(joined) == [*of_whole, [], [], *after]
     assert Partners.joined([None, None], [1, 2]) is None
 
 
 def test_every_admissible_partner_is_drawn_alike() -> None:
-    partners = near_in_time(np.zeros(9, np.int64), np.array([0, 1, 2, 3, 3, 4, 5, 6, 9]), 2)
+    partners = of_same_group(np.array([0, 1, 0, 0, 1, 0, 2, 0]))
     drawn = np.concatenate([draw_partners(7, epoch, np.arange(2000)) for epoch in range(5)])
     for sample, allowed in enumerate(admissible(partners)):
         chosen, counts = np.unique(partners.of(np.full(len(drawn), sample), drawn), return_counts=True)
@@ -104,16 +87,16 @@ def test_every_admissible_partner_is_drawn_alike() -> None:
     np.testing.assert_array_equal(draw_partners(7, 1, np.array([5, 3, 1999])), drawn[2000:][[5, 3, 1999]])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_each_view_shows_its_image_and_nothing_else_changes(folder: Index, backend: Backend) -> None:
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_each_view_shows_its_image_and_nothing_else_changes(folder: Index, renderer: RendererName) -> None:
     """View 1 has the bits that view 1 of a loader over the partners has; view 0 those of a loader without pairs."""
-    small, large = SMALL, Augmentation(GeometryConfig(side_px=24), ColourConfig(jitter="linear"))
+    small, large = SMALL, Augmentation(GeometryConfig(side_px=24), ColourConfig(jitter="none"))
     for kinds in ([small, small], [small, large, large]):
-        pairs = load(folder, kinds, backend=backend, last=3, chunk=7)
-        alone = load(dataclasses.replace(folder, partners=None), kinds, backend=backend, last=3)
+        pairs = load(folder, kinds, views=renderer, last=3, chunk=7)
+        alone = load(dataclasses.replace(folder, partners=None), kinds, views=renderer, last=3)
         samples = torch.cat([batch.samples for batch in pairs]).numpy()
         of_partners = EpochOrder(61, 60, seed=5, fixed=samples[:, 1])
-        seconds = load(dataclasses.replace(folder, partners=None), kinds, backend=backend, last=3, order=of_partners)
+        seconds = load(dataclasses.replace(folder, partners=None), kinds, views=renderer, last=3, order=of_partners)
         for made, first, second in zip(pairs, alone, seconds, strict=True):
             for number, sources in enumerate([first, second, first][: len(kinds)]):
                 assert_equal(only(made, number), only(sources, number))
@@ -144,8 +127,8 @@ def test_pairs_do_not_depend_on_chunks_ranks_or_restarts(folder: Index) -> None:
             assert torch.equal(batch.views[1].image, torch.cat([share[step].views[1].image for share in shares]))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_bad_partner_gives_way_to_the_next_and_at_last_to_the_image(backend: Backend, tmp_path: Path) -> None:
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_a_bad_partner_gives_way_to_the_next_and_at_last_to_the_image(renderer: RendererName, tmp_path: Path) -> None:
     """Groups of one good image, of a good one with a bad one, and of two good ones among bad ones."""
     rng = np.random.default_rng(0)
     good = [jpeg(smooth_image(rng, 40, 56, 3)) for _ in range(4)]
@@ -158,7 +141,7 @@ def test_a_bad_partner_gives_way_to_the_next_and_at_last_to_the_image(backend: B
     order = EpochOrder(8, 4, seed=0, fixed=np.array([0, 1, 3, 6]))
     expected = {0: 0, 1: 1, 3: 6, 6: 3}
     met = set()
-    for batch in load(index, batch=4, order=order, last=20, backend=backend, chunk=2):
+    for batch in load(index, batch=4, order=order, last=20, views=renderer, chunk=2):
         assert dict(batch.samples.tolist()) == expected
         assert sorted(batch.images.tolist()) == [0, 1, 3, 3, 6, 6]
         met |= set(batch.bad.tolist())
@@ -187,45 +170,6 @@ def test_another_version_of_a_pose(tmp_path: Path) -> None:
     with make_loader(DataConfig("shards", packed), positive="version", batch=24, device="cpu") as loader:
         assert loader.index.partners is not None
         assert (loader.index.partners.count == 3).all()
-    for config in (DataConfig(root=root, positive="time"), DataConfig("shards", packed, positive="time")):
-        with pytest.raises(UserError, match="has no folder for each sequence"):
-            load_index(config)
-
-
-def test_another_frame_of_a_sequence(tmp_path: Path) -> None:
-    for name in ("a/frame_000030.jpg", "a/frame_000060.jpg", "a/frame_000330.jpg", "b/1.5_x2y.jpg", "b/1.5_x4y.jpg"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(jpeg(smooth_image(np.random.default_rng(0), 16, 16)))
-    index = load_index(DataConfig("folder", str(tmp_path), positive="time", positive_frames=30))
-    assert index.partners is not None
-    assert admissible(index.partners) == [[1], [0], [], [4], [3]]
-    with pytest.raises(UserError, match=r"are 1 or less apart: set data\.positive_frames"):
-        load_index(DataConfig("folder", str(tmp_path), positive="time", positive_frames=1))
-    left = np.array([True, False, False, True, True])
-    sequence, frame = frames_of(index.paths, left)
-    assert sequence.tolist() == [0, 1, 1, 2, 2]
-    assert frame.tolist() == [30, 60, 330, 2, 4]
-
-
-def test_two_right_hands_in_a_frame_are_followed_by_their_boxes(tmp_path: Path) -> None:
-    """Hands at 10 and 40 px move on by 4 px; one is missed twice, one comes in late; a left hand is in between."""
-    images = tmp_path / "images"
-    images.mkdir()
-    write_jpegs(images, 7)
-    at_px = {0: [10, 40], 1: [44, 14], 2: [18], 3: [22], 4: [56, 26, 90], 5: [30], 6: [98, 34]}
-    rows = [f"{frame:03}.jpg,{x - 9},0,{x + 9},18,right" for frame, places in at_px.items() for x in places]
-    rows += [f"{frame:03}.jpg,20,0,38,18,left" for frame in at_px]
-    (tmp_path / "boxes.csv").write_text("\n".join(["file,x0,y0,x1,y1,hand", *rows]))
-    config = DataConfig("folder", str(images), box=str(tmp_path / "boxes.csv"), positive="time", positive_frames=3)
-    index = load_index(config)
-    frame = np.array([int(path[:3]) for path in index.paths])
-    hand = index.box_px[:, 0] - 4 * frame  # where each hand would be in the first frame
-    hand[index.mirrored] = -1
-    assert len(np.unique(hand)) == 4
-    assert index.partners is not None
-    for row, found in enumerate(admissible(index.partners)):
-        near = (hand == hand[row]) & (np.abs(frame - frame[row]) <= 3) & (frame != frame[row])
-        assert sorted(found) == np.flatnonzero(near).tolist()
 
 
 def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -236,8 +180,8 @@ def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     rows = ["000.jpg,0,0,20,20,right", "001.jpg,0,0,20,20,right", "001.jpg,9,9,30,30,left", "002.jpg,0,0,9,9,left"]
     boxes.write_text("\n".join(["file,x0,y0,x1,y1,hand", *rows]))
     pairs = tmp_path / "pairs.csv"
-    lines = ["000.jpg,0,001.jpg,01,0.5", "000.jpg,00,002.jpg,0,0.7", "001.jpg,1,000.jpg,0,0.5", "001.jpg,0,004.jpg,0,1"]
-    pairs.write_text("\n".join(["file,number,positive,positive_number,distance", *lines]))
+    lines = ["000.jpg,0,001.jpg,01", "000.jpg,00,002.jpg,0", "001.jpg,1,000.jpg,0", "001.jpg,0,004.jpg,0"]
+    pairs.write_text("\n".join(["file,number,positive,positive_number", *lines]))
     config = DataConfig("folder", str(images), box=str(boxes), positive="file", pairs=str(pairs))
     index = load_index(config)
     assert index.partners is not None
@@ -254,9 +198,7 @@ def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     ("settings", "text", "message"),
     [
         ({"positive": "version"}, "", "has no versions of a pose"),
-        ({"positive": "time"}, "", "x.jpg has no frame number"),
         ({"positive": "file"}, "", "data.pairs = None"),
-        ({"positive_frames": 9}, "", "data.positive_frames = 9 and data.positive = 'self'"),
         ({"pairs": "p.csv"}, "", "data.positive = 'self' and data.pairs = 'p.csv'"),
         ({"positive": "file", "pairs": "p.csv"}, "a,b\n", "line 1 is 'a,b'; expected the header 'file,positive'"),
         ({"positive": "file", "pairs": "p.csv"}, "file,positive\nx.jpg\n", "line 2: 1 cells; expected 2"),
@@ -303,9 +245,5 @@ def test_several_sources_with_and_without_pairs(folder: Index) -> None:
         assert (first[first < 60] != second[first < 60]).all()
 
 
-def partner_pairs(pairs: Sequence[tuple[int, int]], count: int) -> list[list[int]]:
-    return admissible(of_pairs(np.array(pairs).reshape(-1, 2), count))
-
-
 def test_partners_from_pairs() -> None:
-    assert partner_pairs([(3, 1), (0, 2), (3, 0)], 4) == [[2], [], [], [1, 0]]
+    assert admissible(of_pairs(np.array([(3, 1), (0, 2), (3, 0)]), 4)) == [[2], [], [], [1, 0]]

@@ -18,9 +18,9 @@ from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
 from peclr_dali.pipelines.views.draws import Draw
 from peclr_dali.pipelines.views.plan import Plan, plan_views
 from tests.pipelines.harness import (
-    BACKENDS,
     NO_COLOUR,
-    Backend,
+    RENDERERS,
+    RendererName,
     assert_equal,
     draws_of,
     index_of,
@@ -42,9 +42,9 @@ SUBSAMPLINGS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("renderer", RENDERERS)
 @pytest.mark.parametrize("fill", [0, "edge"])
-def test_views_of_regions_equal_views_of_whole_images(backend: Backend, fill: Literal[0, "edge"]) -> None:
+def test_views_of_regions_equal_views_of_whole_images(renderer: RendererName, fill: Literal[0, "edge"]) -> None:
     """Large and odd sizes, boxes inside, at the border and beyond it, halved up to four times, mirrored or not."""
     rng = np.random.default_rng(0)
     geometry = GeometryConfig(side_px=64, fill=fill)
@@ -73,7 +73,7 @@ def test_views_of_regions_equal_views_of_whole_images(backend: Backend, fill: Li
 
     def views_of(*, regions: bool) -> list[View]:
         return make_views(
-            backend, encoded, box_px, draws, geometry, NO_COLOUR, mirror=mirror, encode=lambda data: data,
+            renderer, encoded, box_px, draws, geometry, NO_COLOUR, mirror=mirror, encode=lambda data: data,
             regions=regions,
         )  # fmt: skip
 
@@ -86,9 +86,9 @@ def test_views_of_regions_equal_views_of_whole_images(backend: Backend, fill: Li
         assert difference.float().mean() < 0.03
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("renderer", RENDERERS)
 def test_the_loader_decodes_regions_by_itself(
-    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    renderer: RendererName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And makes of them what it makes of whole images, in an order of its own."""
     rng, count = np.random.default_rng(0), 12
@@ -108,7 +108,7 @@ def test_the_loader_decodes_regions_by_itself(
     def batches(decode: Literal["auto", "whole"]) -> list[Batch]:
         shares.clear()
         augmentations = [Augmentation(GeometryConfig(side_px=side_px), NO_COLOUR) for side_px in (40, 64, 40)]
-        return load(index, augmentations, batch=6, last=4, chunk=3, backend=backend, decode=decode)
+        return load(index, augmentations, batch=6, last=4, chunk=3, views=renderer, decode=decode)
 
     whole = batches("whole")
     assert max(shares) == 0

@@ -20,15 +20,13 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.sources.boxes import read_boxes
 from peclr_dali.pipelines.sources.freihand import load_freihand
-from peclr_dali.pipelines.sources.ho3d import load_ho3d
 from peclr_dali.synthetic import dataset, make_dataset
 from peclr_dali.synthetic.dataset import Recipe, parts_of, scenes_of
 from peclr_dali.synthetic.hand import project
 from peclr_dali.synthetic.scenes import draw_scene
 from peclr_dali.writing import NotWritten
-from tests.command_line import as_options, run_cli
 from tests.full_disk import files_of_at_most
-from tests.train.tiny_run import ROOT, TINY
+from tests.train.tiny_run import ROOT
 
 # More poses than one task takes, so that two workers share them.
 POSES, SEED, SCENES = 9, 5, 6
@@ -44,14 +42,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def render(out: Path, **arguments: Any) -> None:
     """Render the dataset of `made`, but for these arguments."""
     make_dataset(out, **{"poses": POSES, "seed": SEED, "scenes": SCENES, "workers": 1, **arguments})
-
-
-@pytest.fixture(scope="module")
-def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two sequences of 18 frames."""
-    out = tmp_path_factory.mktemp("made") / "films"
-    render(out, poses=36, sequences=2)
-    return out
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -136,8 +126,6 @@ def test_varied_hands_are_another_dataset(made: Path, tmp_path: Path) -> None:
     assert "varied" not in json.loads(one["dataset.json"])
     with pytest.raises(UserError, match=r"holds a dataset made with .*'varied': True"):
         render(tmp_path / "varied", poses=1)
-    with pytest.raises(UserError, match="varied is given with sequences, expected one of the two"):
-        render(tmp_path / "new", poses=36, sequences=2, varied=True)
 
 
 def test_scenes_are_shared_and_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -231,58 +219,6 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_image(workers: int, made: Pa
     left.remove(tmp_path / "hands" / "dataset.unfinished.json")
     for image in left:  # of another worker, small enough
         check_image(image.read_bytes())
-
-
-def test_frames_of_a_film_move_little_from_one_to_the_next(films: Path) -> None:
-    """Neighbours of a film are near each other, in the pose too; the labels are those of the picture's camera."""
-    index = load_ho3d(DataConfig("ho3d", str(films)))
-    assert len(index) == 36
-    assert index.keypoints_px is not None
-    for points in (index.keypoints_px.reshape(2, 18, 21, 2), within_the_hand(index.targets["xyz_m"]) * 1000):
-        near, later, far = (
-            np.linalg.norm(points[:, apart:] - points[:, :-apart], axis=-1).mean(axis=(1, 2)) for apart in (1, 4, 12)
-        )
-        assert (near < later / 2).all()
-        assert (later < far).all()
-        assert np.linalg.norm(np.diff(points, axis=1), axis=-1).mean(axis=-1).max() < 10  # no jumps: px, and mm
-    assert ((index.keypoints_px > 0) & (index.keypoints_px < 224)).all()
-    train, val = (load_ho3d(DataConfig("ho3d", str(films), split=split)) for split in ("train", "val"))
-    assert {len(train), len(val)} == {18}
-
-
-def within_the_hand(xyz_m: np.ndarray) -> np.ndarray:
-    """(2, 18, 21, 3) keypoints from the wrist, in the frame of the palm."""
-    xyz_m = xyz_m - xyz_m[:, :1]
-    along = xyz_m[:, 9] / np.linalg.norm(xyz_m[:, 9], axis=1, keepdims=True)
-    out = np.cross(along, xyz_m[:, 5] - xyz_m[:, 17])
-    out /= np.linalg.norm(out, axis=1, keepdims=True)
-    axes = np.stack([along, out, np.cross(along, out)], axis=2)
-    return np.asarray((xyz_m @ axes).reshape(2, 18, 21, 3))
-
-
-def test_a_film_has_the_same_bytes_after_an_interruption_and_with_two_workers(films: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(films, tmp_path / "films"))
-    (out / "dataset.json").rename(out / "dataset.unfinished.json")
-    for name in ("train.txt", "train/00000-a/rgb/0003.jpg", "train/00001-a/meta/0002.pkl"):
-        (out / name).unlink()
-    (out / "train/00001-a/rgb/0000.jpg.part").write_bytes(b"half")
-    render(out, poses=36, sequences=2, workers=2)
-    assert contents(out) == contents(films)
-    with pytest.raises(UserError, match=r"holds a dataset made with .*'sequences': 2"):
-        render(out, poses=36)
-    with pytest.raises(UserError, match="poses is 36, expected a multiple of sequences, 5"):
-        render(tmp_path / "new", poses=36, sequences=5)
-    with pytest.raises(UserError, match="sequences is 36 for 36 poses, expected two frames or more in each"):
-        render(tmp_path / "new", poses=36, sequences=36)
-
-
-def test_pre_training_on_neighbours_in_time(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny = [one for one in TINY if not one.startswith("data.source")]
-    data = ["data.source=ho3d", f"data.root={films}", "data.positive=time", "train.epochs=1"]
-    assert run_cli("pretrain", *as_options([*tiny, *data, f"run.out={tmp_path / 'run'}"])) == 0, capsys.readouterr()
-    steps = [json.loads(line) for line in (tmp_path / "run" / "samples-rank0.jsonl").read_text().splitlines()]
-    apart = np.concatenate([np.subtract(step["partners"], step["samples"]) for step in steps])
-    assert ((apart != 0) & (abs(apart) <= 5)).all()  # rows of the index follow each other in time
 
 
 def test_killed_workers_are_one_line_that_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

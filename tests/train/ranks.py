@@ -21,7 +21,7 @@ from tests.train.narrow import narrow_resnet18
 _ROOT = Path(__file__).parents[2]
 _WAIT_S = 0.2
 
-os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as cli.py does; torch reads it when the server of forks imports it
+os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # torch reads it when the server of forks imports it
 
 _PRELOAD = ["pytest", "tests.train.preloaded"]
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
-from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from peclr_dali.train.distributed.world import World
+from peclr_dali.train.pretrain import Pretraining, pretrain
 from peclr_dali.train.steps import memory
 from tests.command_line import run_cli
 from tests.train import ranks, tiny_hands, tiny_run
@@ -105,46 +103,25 @@ def test_a_head_too_wide_is_refused(
 
 def _pretrain_in_little(settings: list[str]) -> None:
     """With 150 MiB of addresses more than the process has taken."""
-    _leave(150)
-    ranks.pretrain_in_full(settings)
-
-
-def _pretrain_with_little_for_the_step(settings: list[str]) -> None:
-    """With 600 MiB more when the first step begins.
-
-    A limit from the start would also meet the libraries that start threads then, and some of them end the process.
-    """
-
-    def leave_little(module: nn.Module, inputs: object) -> None:
-        hook.remove()
-        _leave(600)
-
-    hook = register_module_forward_pre_hook(leave_little)
-    ranks.pretrain_in_full(settings)
-
-
-def _leave(mib: int) -> None:
     taken = psutil.Process().memory_info().vms
-    resource.setrlimit(resource.RLIMIT_AS, (taken + mib * 2**20,) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 150 * 2**20,) * 2)
+    ranks.pretrain_in_full(settings)
 
 
-@pytest.mark.parametrize(
-    ("pretrain", "overrides", "message"),
-    [
-        (_pretrain_in_little, (), "error: encoder.name = 'resnet18': the network needs 170"),
-        (
-            _pretrain_with_little_for_the_step,
-            # the first layer's output: 1.1 GiB
-            ("train.batch=48", "train.micro_batch=48", "geometry.side_px=448", "train.precision=fp32"),
-            "error: out of memory: a training step asked for 1.1 GiB, ",
-        ),
-    ],
-)
-def test_too_little_memory_is_one_line(
-    pretrain: Callable[[list[str]], None], overrides: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
+def test_too_little_memory_for_the_network_is_one_line(tmp_path: Path) -> None:
     tiny_run.write_images(tmp_path / "images")
-    log, settings = tmp_path / "log", tiny_run.settings(tmp_path / "images", tmp_path / "run", *overrides)
-    printed = ranks.finish(ranks.start_ranks(1, pretrain, settings, log=log), log, code=2)
+    log, settings = tmp_path / "log", tiny_run.settings(tmp_path / "images", tmp_path / "run")
+    printed = ranks.finish(ranks.start_ranks(1, _pretrain_in_little, settings, log=log), log, code=2)
     assert "Traceback" not in printed
-    assert printed.splitlines()[-1].startswith(message), printed
+    assert printed.splitlines()[-1].startswith("error: encoder.name = 'resnet18': the network needs 170"), printed
+
+
+def test_lack_of_gpu_memory_in_a_step_says_what_to_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(Pretraining, "step", fail)
+    tiny_run.write_images(tmp_path / "images")
+    with pytest.raises(torch.OutOfMemoryError) as found:
+        pretrain(tiny_run.config_of(tmp_path / "images", tmp_path / "run"))
+    assert found.value.__notes__[0].startswith("Lower train.micro_batch")

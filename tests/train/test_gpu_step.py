@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -21,6 +22,8 @@ from peclr_dali.train.pretrain import Pretraining
 from peclr_dali.train.steps.exact import StepResult
 from peclr_dali.train.steps.memory import HEADROOM_BYTES, free_bytes
 from peclr_dali.train.trainer import before_the_loader
+from tests.train import ranks
+from tests.train.tiny_step import part
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
@@ -43,10 +46,11 @@ def full_float32() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def state(*overrides: str) -> Pretraining:
+def state(*overrides: str, world: World | None = None) -> Pretraining:
     """A fresh state, the same weights each time, ten steps per epoch."""
     torch.manual_seed(0)
-    return Pretraining(load_config(Config, [], [*SETTINGS, *overrides]), World(device=GPU), 10, fresh=True)
+    config = load_config(Config, [], [*SETTINGS, *overrides])
+    return Pretraining(config, world or World(device=GPU), 10, fresh=True)
 
 
 def batch(samples: int = 24, seed: int = 0) -> Batch:
@@ -103,12 +107,17 @@ def test_what_makes_it_fast_changes_the_loss_little(override: str, loss: float, 
      ("train.precision=bf16", "never"), ("train.compile=true", "never")],
 )  # fmt: skip
 def test_a_recorded_step_does_the_same(override: str, recompute: str) -> None:
-    """On other batches, weights, statistics and scales of fp16 than the recorded ones."""
     bound = 1e-3 if override.endswith("fp32") else 3e-2
-    settings = (override, f"train.recompute={recompute}", "optim.warmup_epochs=0")
-    plain, recorded = (state(*settings, f"train.cuda_graph={how}") for how in ("false", "true"))
+    check_recorded(bound, World(device=GPU), override, f"train.recompute={recompute}")
+
+
+def check_recorded(bound: float, world: World, *settings: str) -> None:
+    """On other batches, weights, statistics and scales of fp16 than the recorded ones."""
+    plain, recorded = (
+        state(*settings, "optim.warmup_epochs=0", f"train.cuda_graph={how}", world=world) for how in ("false", "true")
+    )
     for step in range(6):
-        seen = batch(seed=step)
+        seen = part(batch(seed=step), plain.exact.share)
         ours, theirs = recorded.gradient(seen), plain.gradient(seen)
         assert_close(ours, theirs, loss=bound, embeddings=bound)
         difference = flat_gradient(recorded) - flat_gradient(plain)
@@ -120,6 +129,23 @@ def test_a_recorded_step_does_the_same(override: str, recompute: str) -> None:
         recorded.scaler.load_state_dict(plain.scaler.state_dict())
     assert recorded._graph is not None
     assert recorded._graph._recording is not None
+    assert (len(recorded._graph._recording.recorder.parts) > 1) == (world.world_size > 1)
+
+
+def one_recorded_rank(recompute: str) -> None:
+    """Two ranks on one GPU, which NCCL refuses and Gloo does not."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.distributed.init_process_group("gloo")
+    world = World(torch.distributed.get_rank(), 2, 0, GPU, 2)
+    check_recorded(1e-3, world, f"train.recompute={recompute}")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_a_recorded_step_of_two_ranks_does_the_same(recompute: str, tmp_path: Path) -> None:
+    """One has two micro-batches, the other one."""
+    log = tmp_path / "log"
+    ranks.finish(ranks.start_ranks(2, one_recorded_rank, recompute, log=log), log)
 
 
 def test_a_recorded_step_leaves_its_results_and_waits_for_nothing() -> None:

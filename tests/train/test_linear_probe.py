@@ -164,9 +164,9 @@ def test_batches_are_moved_to_the_device(hands: Path, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("views", ["graph", "fused"])
+@pytest.mark.parametrize("views", ["dali", "gpu"])
 def test_a_run_on_a_gpu_is_probed(views: str, hands: Path, tmp_path: Path) -> None:
-    settings = ("train.device=cuda", f"pipelines.gpu_views={views}", "train.epochs=1")
+    settings = ("train.device=cuda", f"pipelines.views={views}", "train.epochs=1")
     with narrow_resnet18():
         folder = pretrain(config_of(hands, tmp_path / "run", *settings))
     assert all(math.isfinite(row["epe_px_of_224"]) for row in folder.read_probes())

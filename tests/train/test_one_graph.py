@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from peclr_dali.bench.training.step import StepBench
 from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.models.encoders import build_encoder
 from peclr_dali.models.losses.nt_xent import NTXent
@@ -95,9 +93,6 @@ def test_a_step_of_pretraining_has_one_graph(
     state = Pretraining(config, World(), 10, fresh=True)
     for _ in range(2):
         state.step(as_loaded(12))  # three micro-batches
-    # Also with the other loss of bench-train: to compile a network takes a minute on a GPU.
-    bench = SimpleNamespace(_config=config, state=state, world=World())
-    StepBench._averaged(bench, as_loaded(12))  # type: ignore[arg-type]
     assert counter.frame_count == 1
     torch.compile(state.network.eval())(as_loaded(4).views[0].image)
     assert counter.frame_count == 2

@@ -203,31 +203,6 @@ def _without_data_on_rank_1(images: str, out: str) -> None:
     ranks.pretrain(tiny_run.settings(root, Path(out)))
 
 
-def test_a_rank_that_does_not_come_is_named(images: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    """Each of the others says so in one line; what the folder holds stays as it is."""
-    out = tmp_path / "missing"
-    shutil.copytree(uninterrupted, out)
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    log = out.with_suffix(".log")
-    settings = tiny_run.settings(images, out, "run.rank_timeout_s=20")
-    processes = ranks.start_ranks(3, _without_rank_2, settings, log=log)
-    for process in processes:
-        process.join(300)
-    assert [process.exitcode for process in processes] == [2, 2, 0]
-    output = log.read_text()
-    assert "Traceback" not in output
-    lines = sorted(line for line in output.splitlines() if "error" in line)
-    assert len(lines) == 2
-    assert lines[0].startswith("error: rank 2 of 3 did not come within 20 s (run.rank_timeout_s)")
-    assert lines[1].startswith(f"rank 1 on {platform.node()}: error: rank 0 did not begin")
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-
-
-def _without_rank_2(settings: list[str]) -> None:
-    if os.environ["RANK"] != "2":
-        ranks.pretrain(settings)
-
-
 def test_a_full_disk_stops_all_ranks_and_the_run_goes_on_when_there_is_room(
     images: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from peclr_dali.errors import ReportedByAnotherRank, UserError
+from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.bad_list import write_bad_list
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.distributed.world import World
@@ -70,16 +70,12 @@ def test_a_substitute_is_not_fitted_as_a_sample_of_its_own(hands: Path, tmp_path
     torch.testing.assert_close(one["weight"], other["weight"], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rank", "kind"), [(0, UserError), (1, ReportedByAnotherRank)])
-def test_several_processes_are_refused_in_one_line(
-    rank: int, kind: type[UserError], hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_processes_are_refused(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would fit to its share of the images."""
-    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    with pytest.raises(UserError, match="by one process, and torchrun started 2: leave torchrun out") as caught:
+    with pytest.raises(UserError, match="by one process, and torchrun started 2: leave torchrun out"):
         fit_read_out(config_of(hands, tmp_path / "run"))
-    assert type(caught.value) is kind
     assert not (tmp_path / "run").exists()
 
 

@@ -1,14 +1,18 @@
-"""A step recorded as one CUDA graph, on a CPU: what torch computes is recorded, and replayed in the same memory."""
+"""A step recorded as CUDA graphs, on a CPU: what torch computes is recorded, and replayed in the same memory."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,9 +21,12 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.world import World
+from peclr_dali.train.distributed.world import World, buckets, described_world, joined
 from peclr_dali.train.pretrain import Pretraining, _bytes_of_batches, is_recorded
+from peclr_dali.train.steps import micro_batches
 from peclr_dali.train.steps.step_graph import StepGraph
+from tests.train import ranks
+from tests.train.narrow import narrow_resnet18
 from tests.train.tiny_run import TINY
 from tests.train.tiny_step import images, part
 
@@ -35,6 +42,7 @@ class Recorded(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.place: tuple[object, object] | None = None  # its pool and stream
         self._before: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -48,7 +56,7 @@ class Recorded(TorchDispatchMode):
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         for changed, before in reversed(self._before):
-            changed.copy_(before)
+            changed.data.copy_(before)  # unseen by autograd, which may go back in a later graph
 
     @torch.no_grad()
     def replay(self) -> None:
@@ -58,28 +66,49 @@ class Recorded(TorchDispatchMode):
                     then.copy_(now)
 
 
-@pytest.fixture(autouse=True)
-def recording(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """Graphs are recorded on the CPU."""
+
     @contextmanager
-    def graph(recorded: Recorded, *, stream: str, capture_error_mode: str) -> Iterator[None]:
-        assert (stream, capture_error_mode) == ("urgent", "thread_local")  # DALI's threads allocate meanwhile
+    def graph(recorded: Recorded, *, pool: object, stream: object, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"  # DALI's threads allocate meanwhile
+        recorded.place = pool, stream
         with recorded:
             yield
+        assert torch._C._current_graph_task_id() == -1  # on a GPU, autograd's thread cannot end what another one began
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: {-1: "urgent"}[priority])
-    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with (
+        patch.object(torch.cuda, "CUDAGraph", Recorded),
+        patch.object(torch.cuda, "Stream", lambda device, priority: {-1: object()}[priority]),
+        patch.object(torch.cuda, "graph_pool_handle", object),
+        patch.object(torch.cuda, "graph", graph),
+    ):
+        yield
 
 
-def states(*overrides: str) -> tuple[Pretraining, Pretraining]:
+@pytest.fixture(autouse=True)
+def recording() -> Iterator[None]:
+    with on_cpu():
+        yield
+
+
+def states(*overrides: str, world: World | None = None) -> tuple[Pretraining, Pretraining]:
     """A plain one and one that is recorded, with the same weights."""
     config = load_config(Config, [], [*TINY, "geometry.side_px=8", "optim.warmup_epochs=0", *overrides])
     both = []
     for _ in range(2):
         torch.manual_seed(0)
-        both.append(Pretraining(config, World(), 10, fresh=True))
-    both[1]._graph = StepGraph(both[1].network, both[1].own_work)
+        both.append(Pretraining(config, world or World(), 10, fresh=True))
+    both[1]._graph = StepGraph(both[1].exact)
     return both[0], both[1]
+
+
+def parts(recorded: Pretraining) -> list[Any]:
+    """Graphs, each with the exchange that follows."""
+    assert recorded._graph is not None
+    assert recorded._graph._recording is not None
+    return recorded._graph._recording.recorder.parts
 
 
 def batch(seed: int) -> Batch:
@@ -94,12 +123,14 @@ def batch(seed: int) -> Batch:
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
-@pytest.mark.parametrize("recompute", ["never", "always"])
-def test_a_replayed_step_is_the_step(recompute: str, precision: str) -> None:
+@pytest.mark.parametrize("recompute", ["never", "always", "auto"])
+def test_a_replayed_step_is_the_step(recompute: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On other batches than the recorded one, while the weights change; earlier results stay."""
+    monkeypatch.setattr("peclr_dali.train.steps.exact.free_bytes", lambda *_: 0)  # "auto" keeps one graph
     plain, recorded = states(f"train.recompute={recompute}", f"train.precision={precision}")
     batches = [batch(seed) for seed in range(6)]
     kept = [state.step(seen) for seen in batches for state in (plain, recorded)]
+    assert len(parts(recorded)) == 1  # without exchanges there is one graph
     for expected, found in zip(kept[::2], kept[1::2], strict=True):
         assert torch.equal(found.loss, expected.loss)
         assert torch.equal(found.embeddings, expected.embeddings)
@@ -108,6 +139,47 @@ def test_a_replayed_step_is_the_step(recompute: str, precision: str) -> None:
     assert torch.equal(batches[2].views[1].image, batch(2).views[1].image)  # also the one that was recorded
     for ours, theirs in zip(recorded.network.state_dict().values(), plain.network.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def one_recorded_rank(recompute: str, folder: str) -> None:
+    """Results, weights and exchanges of six steps, plain and recorded."""
+    world = described_world("cpu")
+    exchanged, exchanges, outcomes = dist.all_reduce, [], []
+
+    def all_reduce(tensor: Tensor, *, op: dist.ReduceOp.RedOpType, **settings: Any) -> Any:
+        exchanges.append((op, tensor.numel()))
+        return exchanged(tensor, op=op, **settings)
+
+    with (
+        narrow_resnet18(), on_cpu(), joined(world, 60.0),
+        patch("peclr_dali.train.steps.exact.free_bytes", lambda *_: 0),  # "auto" keeps one graph
+        patch.object(micro_batches, "buckets", partial(buckets, bucket_bytes=2**14)),
+        patch.object(dist, "all_reduce", all_reduce),
+    ):  # fmt: skip
+        both = states(f"train.recompute={recompute}", world=world)
+        for seed in range(6):
+            for state in both:
+                exchanges.clear()
+                result = state.step(part(batch(seed), state.exact.share))
+                tensors = [result.loss, result.embeddings, *state.network.state_dict().values()]
+                outcomes.append((tensors, result.recompute_difference, sorted(map(str, exchanges))))
+                outcomes[-1] = copy.deepcopy(outcomes[-1])
+        assert len({graph.place for graph, _ in parts(both[1])}) == 1
+    torch.save(outcomes, Path(folder) / f"{world.rank}.pt")
+
+
+@pytest.mark.parametrize(("world_size", "recompute"), [(2, "never"), (2, "always"), (2, "auto"), (3, "auto")])
+def test_a_replayed_step_of_several_ranks_is_the_step(world_size: int, recompute: str, tmp_path: Path) -> None:
+    """Of two ranks, one has two micro-batches. Exchanges are made in each replay, between two graphs."""
+    log = tmp_path / "log"
+    ranks.finish(ranks.start_ranks(world_size, one_recorded_rank, recompute, str(tmp_path), log=log), log)
+    for rank in range(world_size):
+        outcomes = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        for expected, found in zip(outcomes[::2], outcomes[1::2], strict=True):
+            assert all(torch.equal(ours, theirs) for ours, theirs in zip(found[0], expected[0], strict=True))
+            assert found[1:] == expected[1:]
+            assert len(found[2]) > 5  # those of gradients are several
+        assert len({float(found[0][0]) for found in outcomes}) == 6
 
 
 def test_others_may_write_gradients_meanwhile() -> None:
@@ -144,12 +216,13 @@ def test_a_recording_is_not_timed_and_a_replay_is() -> None:
         ("cuda", 1, ["train.cuda_graph=true"], True),
         ("cuda", 1, [], False),
         ("cpu", 1, ["train.cuda_graph=true"], False),
-        ("cuda", 2, ["train.cuda_graph=true"], False),
-        ("cuda", 1, ["train.cuda_graph=true", "loss.name=weighted_nt_xent"], False),
+        ("cuda", 2, ["train.cuda_graph=true"], True),
+        ("cuda", 1, ["train.cuda_graph=true", "train.sync_batch_norm=true"], True),
+        ("cuda", 2, ["train.cuda_graph=true", "train.sync_batch_norm=true"], False),
     ],
 )
 def test_what_is_recorded(device: str, world_size: int, settings: list[str], expected: bool) -> None:
-    """One GPU, and a loss that takes nothing from the host. A batch more is then held."""
+    """GPUs, and a step that takes nothing from the host or, in a layer, from other ranks. A batch more is then held."""
     world = World(world_size=world_size, device=torch.device(device))
     config, plain = (load_config(Config, [], [*TINY, *more]) for more in (settings, []))
     assert is_recorded(config, world) == expected
@@ -177,6 +250,7 @@ def test_what_cannot_be_recorded_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UserError, match=r"recorded as a CUDA graph \(no memory\): set train.cuda_graph"):
         recorded.gradient(batch(0))
     assert not recorded.own_work.is_off
+    assert type(recorded.exact.world) is World
 
 
 def test_other_shapes_are_refused() -> None:

@@ -10,20 +10,16 @@ import cv2
 import pytest
 import torch
 
-from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.models.encoders import build_encoder, make_encoder
 from peclr_dali.models.network import Normalize
-from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.world import World
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pose.predict import predict
-from peclr_dali.train.pretrain import Pretraining, pretrain
-from peclr_dali.train.weights.convert import convert
+from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.weights.export import export_encoder
 from tests.train import tiny_hands
 
@@ -89,17 +85,15 @@ def test_all_weights_decay_except_biases_norms_and_positions(name: str, run: Pat
     assert decayed == len(held) - len(few) + 2
 
 
-@pytest.mark.parametrize("file", ["encoder.pth", "encoder.safetensors"])
-def test_timm_loads_what_is_exported(file: str, name: str, run: Path, tmp_path: Path) -> None:
+def test_timm_loads_what_is_exported(name: str, run: Path, tmp_path: Path) -> None:
     import timm  # takes long, and every process collects all tests
 
-    note = export_encoder(run, tmp_path / file)
+    file = tmp_path / "encoder.safetensors"
+    note = export_encoder(run, file)
     options: dict[str, Any] = {"img_size": 32} if name == "timm/test_vit" else {}
     assert f"num_classes=0{', img_size=32' if options else ''})" in note
-    model = timm.create_model(
-        name.removeprefix("timm/"), num_classes=0, checkpoint_path=str(tmp_path / file), **options
-    )
-    encoder = build_encoder(EncoderConfig(name, str(tmp_path / file)), 32).eval()
+    model = timm.create_model(name.removeprefix("timm/"), num_classes=0, checkpoint_path=str(file), **options)
+    encoder = build_encoder(EncoderConfig(name, str(file)), 32).eval()
     encoder_of_run = build_encoder(EncoderConfig(name, str(run / f"checkpoints/step_{STEPS:09d}.pt")), 32).eval()
     image = Normalize()(torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8))
     with torch.no_grad():
@@ -124,19 +118,3 @@ def test_fine_tuning_starts_from_the_run_and_predicts(hands: Path, name: str, ru
     (found,) = predict(fine, [str(picture)], tmp_path / "out").predictions
     assert cv2.imread(str(picture)) is not None
     assert len(found.keypoints_px) == 21
-    with pytest.raises(UserError, match=f"its encoder is {name}; the authors' pose network has a ResNet"):
-        convert(fine, tmp_path / "theirs.pth", "published")
-
-
-def test_kernels_of_rank_5_are_trained_too(hands: Path, tmp_path: Path) -> None:
-    """Channels-last, the default, is for kernels of rank 4 only."""
-    keys = settings(hands, "timm/lambda_resnet26t", tmp_path / "run")
-    config = load_config(Config, [], [key for key in keys if not key.startswith("validation.")])
-    index = load_index(config.data)
-    state = Pretraining(config, World(), steps_per_epoch=1, index=index, fresh=True)
-    assert {5} < {parameter.ndim for parameter in state.network.parameters()}
-    assert all(
-        parameter.is_contiguous(memory_format=torch.channels_last)
-        for parameter in state.network.parameters()
-        if parameter.ndim == 4
-    )

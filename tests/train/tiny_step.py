@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from peclr_dali.models.config import EquivarianceConfig
 from peclr_dali.models.equivariance import build_undo
-from peclr_dali.models.losses.loss import Loss
+from peclr_dali.models.losses.loss import AnchorLoss
 from peclr_dali.models.losses.nt_xent import NTXent
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.train.distributed.world import World
@@ -93,8 +94,27 @@ def exact_step(
     return step
 
 
+class OfKeypoints(AnchorLoss):
+    """A sum over anchors that takes the keypoints: the likeness of embeddings, times the distance of the hands."""
+
+    def share(self, embeddings: Tensor, rows: range, keypoints_px: Tensor | None = None) -> Tensor:
+        assert keypoints_px is not None
+        anchors = slice(rows.start, rows.stop)
+        first, second = keypoints_px.flatten(2).to(embeddings.dtype)
+        likeness = F.normalize(embeddings[0, anchors]) @ F.normalize(embeddings[1]).T
+        return (likeness.exp() * torch.cdist(first[anchors], second)).sum()
+
+
+def spread(embeddings: Tensor) -> Tensor:
+    """A loss of the mean and covariance of the whole batch, which is no sum over anchors."""
+    centred = embeddings - embeddings.mean(dim=1, keepdim=True)
+    covariance = centred.mT @ centred / (embeddings.shape[1] - 1)
+    unlike = (covariance - torch.eye(embeddings.shape[2], dtype=embeddings.dtype)).square().sum()
+    return (embeddings[0] - embeddings[1]).square().sum(dim=1).mean() + unlike + embeddings.mean(dim=1).sin().sum()
+
+
 def inputs_of(loss: Callable[..., Tensor], batch: Batch) -> tuple[Tensor, ...]:
-    return keypoints_of_pairs(batch) if isinstance(loss, Loss) and loss.needs_keypoints else ()
+    return keypoints_of_pairs(batch) if isinstance(loss, OfKeypoints) else ()
 
 
 def run(
@@ -103,7 +123,7 @@ def run(
     micro_batch: int,
     recompute: Recompute = "never",
     world: World | None = None,
-    loss: Loss = NT_XENT,
+    loss: Callable[..., Tensor] = NT_XENT,
     **settings: Any,
 ) -> StepResult:
     world = world or World()

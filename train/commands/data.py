@@ -1,4 +1,4 @@
-"""Commands on data: make-data, views, check-data, mine, pack, index."""
+"""Commands on data: make-data, views, check-data, pack, index."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import click
 
 from peclr_dali.errors import UserError
-from peclr_dali.errors.refused import as_size
+from peclr_dali.errors.terminal import as_size
 from peclr_dali.train.commands import options
 from peclr_dali.train.commands.options import (
     COUNT,
@@ -36,15 +36,12 @@ from peclr_dali.train.commands.options import (
 @click.option(
     "--scenes", default=40, show_default=True, type=COUNT, help="Backgrounds with their light, shared by the poses."
 )
-@click.option("--sequences", type=COUNT, help="Render the poses as frames of so many films of moving hands, each once.")
 @click.option(
     "--varied", is_flag=True, help="Cameras from all directions, hands of all sizes, more sleeves and held objects."
 )
 @click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
-def make_data(out: Path, poses: int, sequences: int | None, **options: Any) -> None:
+def make_data(out: Path, poses: int, **options: Any) -> None:
     """Render images of hands in FreiHAND's layout to OUT, as data for trying the other commands.
-
-    With --sequences, films of moving hands in HO-3D's layout, for data.positive = "time".
 
     If OUT holds this dataset already, nothing is done. If the rendering was interrupted, it is continued.
     """
@@ -52,11 +49,8 @@ def make_data(out: Path, poses: int, sequences: int | None, **options: Any) -> N
     from peclr_dali.train.runs.log import progress_bar
 
     with progress_bar("rendering") as progress:
-        make_dataset(out, poses=poses, sequences=sequences or 0, progress=progress, **options)
-    if sequences:
-        say(f"{out}: {sequences} sequences of {poses // sequences} frames; read them with data.source=ho3d")
-    else:
-        say(f"{out}: {4 * poses} training images of {poses} poses, and the evaluation part")
+        make_dataset(out, poses=poses, progress=progress, **options)
+    say(f"{out}: {4 * poses} training images of {poses} poses, and the evaluation part")
 
 
 @click.command()
@@ -113,65 +107,6 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
             )
     if any(one.reasons for one in found):
         sys.exit(1)
-
-
-@click.command()
-@config_options
-@click.argument("out", type=FILE)
-@click.option("--count", default=1, show_default=True, type=options.IntegerRange(1, 100), help="Partners of each hand.")
-@click.option(
-    "--group",
-    default="folder",
-    show_default=True,
-    type=click.Choice(["folder", "index"]),
-    help="A partner is of another folder, such as the frames of a video, or of another group of the dataset, such as "
-    "the versions of a pose.",
-)
-@click.option("--upright", is_flag=True, help="Also compare hands that are rotated: turn the wrist down first.")
-def mine(
-    files: Sequence[Path],
-    overrides: Sequence[str],
-    out: Path,
-    count: int,
-    group: Literal["folder", "index"],
-    upright: bool,
-) -> None:
-    """Find for each hand the most similar hand of another video. Write the pairs to OUT (a .csv) and draw some of them.
-
-    \b
-      python cli.py mine --set data.source=folder --set data.root=frames --set data.box=boxes.csv pairs.csv
-      python cli.py pretrain --set data.source=folder --set data.root=frames --set data.box=boxes.csv \\
-          --set data.positive=file --set data.pairs=pairs.csv
-
-    Hands are compared by their keypoints, without position and size; left hands as right ones. The picture beside OUT
-    (a .png) shows pairs from the most similar to the least similar.
-    """
-    if out.suffix.lower() != ".csv":
-        raise UserError(f"{out}: expected a name that ends in .csv, as data.pairs reads it")
-    config = pretraining_config(files, overrides)
-    import numpy as np
-
-    from peclr_dali.pipelines.config import refuse_among_images
-    from peclr_dali.train.data import mine as mining
-    from peclr_dali.train.runs.log import configure_logging, progress_bar
-
-    configure_logging()
-
-    picture = out.with_suffix(".png")
-    refuse_among_images(picture, config.data)
-    with progress_bar("comparing hands") as progress:
-        found = mining.mine(config, out, picture, count=count, group=group, upright=upright, progress=progress)
-    middle, largest = np.quantile(found.distance, [0.5, 0.95])
-    say(
-        f"{out}: {len(found.distance)} pairs of {found.hands} hands in {found.groups} groups; distance in sizes of a "
-        f"hand: median {middle:.3f}, 95th percentile {largest:.3f}; {picture} shows some"
-    )
-    if found.left_out:
-        say(f"{found.left_out} hands without all their keypoints are left out")
-    if copies := int((found.distance == 0).sum()):
-        say(f"{copies} pairs have the same keypoints to the last digit: is a video there twice?")
-    if found.found < 1:
-        say(f"approximate: {found.found:.1%} of a sample of hands have the most similar hand of all")
 
 
 @click.command()

@@ -126,7 +126,7 @@ def predict(
     """Predict the pose in each IMAGE (files and folders) with the fine-tuned RUN; draw it and write predictions.json.
 
     \b
-      python cli.py predict networks/hand_rn18.safetensors hand.jpg
+      python cli.py predict networks/hand_photos_rn18.safetensors hand.jpg
       python cli.py predict runs/finetune_rn50 photo.jpg --box 420,310,760,640 --intrinsics camera.json --scale-m 0.03
       python cli.py predict runs/finetune_rn50 photos/ --box boxes.csv
 
@@ -188,11 +188,8 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
 @click.argument("runs", nargs=-1, type=PATH, metavar="[RUN]...")
 @click.option("--out", default="report.html", show_default=True, type=FILE, help="File of the page.")
 @click.option("--predictions", default=None, type=PATH, help="Folder with results of predict.")
-@click.option("--classification", default=None, type=PATH, help="Folder with results of classify.")
 @click.option("--title", default=None, help="Title of the page.")
-def report(
-    runs: Sequence[Path], out: Path, predictions: Path | None, classification: Path | None, title: str | None
-) -> None:
+def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str | None) -> None:
     """Write one page about RUNs, the folders of pre-training and fine-tuning. The page contains its pictures.
 
     \b
@@ -201,40 +198,34 @@ def report(
       python cli.py report runs/peclr_rn50 runs/finetune runs/from_scratch --predictions predictions
       python cli.py report --predictions predictions
 
-    It shows losses, results of evaluate and classify, views, predictions and the worst poses, as far as the folders
-    have them; without a RUN, predictions or classifications alone. For the first pre-training run it also computes the
-    nearest neighbours of a few images, before and after pre-training; this needs the run's checkpoint and images.
+    It shows losses, results of evaluate, views, predictions and the worst poses, as far as the folders have them;
+    without a RUN, predictions alone. For the first pre-training run it also computes the nearest neighbours of a few
+    images, before and after pre-training; this needs the run's checkpoint and images.
     """
     from peclr_dali.train.report.write import write_report
 
-    write_report(runs, out, predictions=predictions, classification=classification, title=title)
+    write_report(runs, out, predictions=predictions, title=title)
     say(f"{out}")
 
 
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("out", type=FILE)
-@click.option(
-    "--to",
-    type=click.Choice(["ours", "published"]),
-    default="ours",
-    show_default=True,
-    help="Format of OUT: this project's, or that of the authors' published files.",
-)
-def convert(source: Path, out: Path, to: Any) -> None:
-    """Convert weights of PeCLR's authors in SOURCE to this project's format, or a run of this project to theirs.
+def convert(source: Path, out: Path) -> None:
+    """Convert weights of PeCLR's authors in SOURCE to this project's format.
 
     \b
       python cli.py convert peclr_rn50_yt3dh_fh.pth encoder.safetensors
       python cli.py convert rn50_peclr_yt3d-fh_pt_fh_ft.pth pose.pth
-      python cli.py convert runs/finetune theirs.pth --to published
 
     Names and shapes are checked. No code in the file is run. A published pose network becomes a checkpoint that
     evaluate, predict and export take as a run.
     """
+    from peclr_dali.train.runs.log import configure_logging
     from peclr_dali.train.weights.convert import convert as run
 
-    say(run(source, out, to))
+    configure_logging()
+    say(run(source, out))
 
 
 @click.command()

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
-from peclr_dali.errors import ReportedByAnotherRank, UserError
-from peclr_dali.errors.refused import is_transient
 from peclr_dali.errors.terminal import printable
 from peclr_dali.train.config.shell import is_left_to_shell
 
@@ -89,24 +86,12 @@ def run_options(command: F) -> F:
     return out(resume(printing(command)))
 
 
-@contextmanager
-def same_on_this_host() -> Iterator[None]:
-    """Let only the first rank of a host report an error that all its ranks meet, such as a wrong configuration."""
-    try:
-        yield
-    except UserError as error:
-        if not is_first_on_host():
-            raise ReportedByAnotherRank(str(error), transient=is_transient(error)) from error
-        raise
-
-
 def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
     """The pre-training configuration from the values of `config_options`."""
     from peclr_dali.train.config.load import load_config
     from peclr_dali.train.config.pretraining import Config
 
-    with same_on_this_host():
-        return load_config(Config, files, overrides)
+    return load_config(Config, files, overrides)
 
 
 def is_main_rank() -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from peclr_dali.train.commands.options import config_options, is_main_rank, run_options, same_on_this_host, say
+from peclr_dali.train.commands.options import config_options, is_main_rank, run_options, say
 
 if TYPE_CHECKING:
     from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -137,24 +137,19 @@ def _resolve(
     from peclr_dali.shipped import or_shipped
     from peclr_dali.train.config.load import load_config
     from peclr_dali.train.config.tables import as_toml, to_toml
-    from peclr_dali.train.runs.lock import require_free
 
     settings = [f"{key}={as_toml(value)}" for key, value in short.items() if value is not None]
-    with same_on_this_host():
-        config = load_config(kind, files, [*overrides, *settings])
-        if print_config:
-            click.echo(to_toml(config), nl=False)
-            click.get_current_context().exit()
-        if fresh:
-            require_weights(str(or_shipped(Path(config.encoder.weights), ".safetensors")))
-        require_whole_micro_batches(config.train.batch, config.train.micro_batch)
-        processes = os.environ.get("WORLD_SIZE", "1")  # of the run, on all hosts
-        if os.environ.get("LOCAL_WORLD_SIZE", "1") == processes:
-            # On several hosts, one without the folder has to stop the others: later, in the trainer.
-            require_roots(config.data)
-        refuse_among_images(Path(config.run.out), config.data)
-        if processes == "1":
-            require_free(Path(config.run.out))
+    config = load_config(kind, files, [*overrides, *settings])
+    if print_config:
+        click.echo(to_toml(config), nl=False)
+        click.get_current_context().exit()
+    if fresh:
+        require_weights(str(or_shipped(Path(config.encoder.weights), ".safetensors")))
+    require_whole_micro_batches(config.train.batch, config.train.micro_batch)
+    if os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1"):
+        # On several hosts, one without the folder has to stop the others: later, in the trainer.
+        require_roots(config.data)
+    refuse_among_images(Path(config.run.out), config.data)
     return config
 
 

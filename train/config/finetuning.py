@@ -60,7 +60,7 @@ class FinetuneGeometryConfig(GeometryConfig):
 class FinetuneColourConfig(ColourConfig):
     """Colour jitter, by default none: the paper has none in fine-tuning. Attributes as in `ColourConfig`."""
 
-    jitter: Literal["hsv", "linear", "none"] = "none"
+    jitter: Literal["hsv", "none"] = "none"
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

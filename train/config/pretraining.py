@@ -37,7 +37,7 @@ class RunConfig:
         log_samples: write the samples of every step to a file, for audits.
         rank_timeout_s: the run ends if a rank keeps the others waiting for this number of seconds; the message names
             the rank.
-        trackers: trackers that also get the figures: any of "tensorboard", "mlflow" and "wandb" (Weights & Biases).
+        tensorboard: also write the figures for TensorBoard.
         profile_steps: optimiser steps of which torch's profiler writes a trace, once in a run, after five steps of
             warm-up; 0 records none.
     """
@@ -49,7 +49,7 @@ class RunConfig:
     keep: Count = 3
     log_samples: bool = False
     rank_timeout_s: Timeout = 600.0
-    trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
+    tensorboard: bool = True
     profile_steps: Annotated[int, Field(ge=0, le=100)] = 0
 
 
@@ -95,8 +95,9 @@ class TrainConfig(StepsConfig):
         recompute: "never" keeps the graphs of all micro-batches. "always" drops each graph and builds it again. "auto"
             keeps as many as fit into free memory. The gradient is the same.
         cuda_graph: in the third step, record the gradient's kernels as one CUDA graph, and replay it from then on: the
-            host then starts one graph in a step, not thousands of kernels. It has no effect on a CPU, on several ranks,
-            or with a loss that takes keypoints.
+            host then starts one graph in a step, not thousands of kernels. On several ranks there is one graph between
+            every two exchanges. It has no effect on a CPU, with a loss that takes keypoints, or with `sync_batch_norm`
+            on several ranks.
     """
 
     sync_batch_norm: bool = False

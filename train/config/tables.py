@@ -18,7 +18,7 @@ FREE_ON_RESUME = (
     "run.keep",
     "run.log_samples",
     "run.rank_timeout_s",
-    "run.trackers",
+    "run.tensorboard",
     "run.profile_steps",
     "data.root",
     "data.cache",

@@ -21,7 +21,7 @@ from peclr_dali.pipelines.to_device import to_device
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.together import together
+from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pose.labels import left_for_right
 from peclr_dali.train.steps.training_state import PRECISIONS
@@ -167,7 +167,7 @@ def estimate_poses(
                 if progress is not None:
                     progress(min((step + 1) * step_rows, count), count)
 
-    together(world, estimate_share)
+    on_all_ranks(world, estimate_share)
     for table in (samples, keypoints_px, joints, matrices):
         world.sum_(table)  # exact, since only one number of each sum is not zero
     side_px = config.geometry.side_px

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
 from peclr_dali.models.encoders import make_encoder
 from peclr_dali.models.pose import PoseNetwork
-from peclr_dali.models.weights import check_state
+from peclr_dali.models.weights import load_strictly
 from peclr_dali.pipelines.config import each_source
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
@@ -70,22 +69,13 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
         raise UserError(f"{path} was written by another version: {in_one_line(error)}") from error
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, precision="auto"))
     network = PoseNetwork(make_encoder(config.encoder.name, config.geometry.side_px), config.pose)
-    load_tensors(network, saved["network"], path)
+    load_strictly(network, saved["network"], origin=str(path), model="its configuration")
     place = device or torch.device("cpu")
     network = network.float().to(place).eval()
     with torch.inference_mode():
         views = (one.to(place) for one in random_views(1, config.geometry.side_px, seed=0))
         require_finite(path, network(*views).keypoints_px)
     return PoseRun(path, saved["step"], config, network, saved.get("depth", True))
-
-
-def load_tensors(network: PoseNetwork, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Load the tensors of a checkpoint at `path` into the network of its configuration, a `UserError` if others."""
-    check_state(
-        tensors, network.state_dict(), origin=str(path), model="its configuration",
-        remedy="expected a file that training wrote. Name another one.",
-    )  # fmt: skip
-    network.load_state_dict(tensors, strict=False)  # without num_batches_tracked is enough
 
 
 def require_finite(path: Path, keypoints_px: Tensor) -> None:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from peclr_dali.models.encoders import Encoder, make_encoder
 from peclr_dali.models.network import Normalize
-from peclr_dali.models.weights import encoder_state
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
@@ -26,7 +25,7 @@ _CHUNK = 64
 def trained_encoder(saved: Mapping[str, Any], origin: str, config: Config | FinetuneConfig) -> Encoder:
     """The encoder of a checkpoint's content, in eval mode. One that does not fit is a `UserError` with the origin."""
     encoder = make_encoder(config.encoder.name, config.geometry.side_px)
-    encoder.load_library_state(encoder_state(saved["network"]), origin, config.encoder.name)
+    encoder.load_weights(saved["network"], origin, config.encoder.name)
     return encoder.eval()
 
 

@@ -16,7 +16,7 @@ from peclr_dali.models.pose import back_project, normalize_keypoints
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.subsets import in_fraction
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.together import together
+from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.constants import constant_pose_errors
 from peclr_dali.train.pose.inference import canonical_loader
@@ -77,7 +77,7 @@ class Probe:
                     table[batch.positions] = torch.cat(columns, dim=1)
                     self._views.append((batch.positions, batch.views[0].image.cpu()))
 
-        together(world, load)
+        on_all_ranks(world, load)
         table = world.sum_(table)[:count]  # exact: every number but one of each sum is zero
         targets, intrinsics, self._root_depth, self._scale_m, is_read = torch.split(table, widths, dim=1)
         self._intrinsics = intrinsics.reshape(-1, 3, 3)

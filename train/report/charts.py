@@ -1,123 +1,176 @@
-"""Draws charts with Matplotlib as inline SVG. Their colours follow the page's light or dark scheme."""
+"""The charts of a report: losses, errors over the steps, PCK curves, and errors by keypoint."""
 
 from __future__ import annotations
 
-import html
+import base64
 import io
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+from cycler import cycler
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from peclr_dali.skeleton import Skeleton
+from peclr_dali.models.losses import LOSSES
+from peclr_dali.skeleton import SKELETONS
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.evaluation.report import PCK
+from peclr_dali.train.pose.metrics import CONSTANTS
+from peclr_dali.train.report.contents import Measured, Row, Run
 from peclr_dali.train.runs.pictures import level_line, log_axis
 
-SERIES: Final = 6
-"""Number of colours for series, as in the page's style sheet."""
-
-_INK, _MUTED, _GRID = "#000001", "#000002", "#000003"  # placeholders for the page's colours, replaced in the SVG
-_SERIES = tuple(f"#00000{number + 10:x}" for number in range(SERIES))
-_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--line"} | {
-    colour: f"--series-{number + 1}" for number, colour in enumerate(_SERIES)
-}
+_COLOURS: Final = ("#1f6fb4", "#d2691e", "#2e8b57", "#8e5bb5", "#b5372b", "#5b6770")
+_MUTED: Final = "#62666d"
 _STYLE: Final[dict[Any, Any]] = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
-    "grid.color": _GRID, "grid.linewidth": 0.8, "axes.edgecolor": _GRID, "axes.labelcolor": _MUTED, "text.color": _INK,
-    "xtick.color": _MUTED, "ytick.color": _MUTED, "xtick.major.size": 0, "xtick.major.pad": 5, "ytick.major.size": 0,
-    "xtick.minor.size": 0, "ytick.minor.size": 0, "lines.linewidth": 1.8, "svg.fonttype": "none",
+    "grid.color": "#e2e3e0", "axes.edgecolor": "#e2e3e0", "axes.labelcolor": _MUTED, "xtick.color": _MUTED,
+    "ytick.color": _MUTED, "lines.linewidth": 1.8, "legend.frameon": False,
 }  # fmt: skip
 
 
-class Line(NamedTuple):
-    """Values of y over x; None leaves a gap. `series` is the number of the colour; `dots` marks every value."""
+class Picture(NamedTuple):
+    """A picture as a data URI, its size in pixels, its alternative text, and a line below it."""
 
-    x: Sequence[float]
-    y: Sequence[float | None]
-    series: int = 0
-    dots: bool = False
+    uri: str
+    width: int
+    height: int
+    alt: str
+    caption: str = ""
 
 
-class Chart(NamedTuple):
-    """A title, and the HTML element of the chart below it."""
+class Section(NamedTuple):
+    """Pictures of a kind, with a title and a line of explanation; `wide` pictures take a row each."""
 
     title: str
-    svg: str
+    text: str
+    pictures: Sequence[Picture]
+    wide: bool = False
 
 
-def line_chart(
+def error_charts(found: Measured) -> Section:
+    """PCK curves and errors by keypoint."""
+    config = found.runs[0].config
+    assert isinstance(config, FinetuneConfig), "no other run is evaluated"
+    names, results = [run.name for run in found.runs], found.results
+    charts = []
+    for name, (title, unit, factor, _) in PCK.items():
+        if all(name in result["pck"] for result in results):
+            with _chart(title, names) as (axes, figures):
+                for result in results:
+                    curve = result["pck"][name]
+                    axes.plot(factor * np.array(curve["thresholds"]), curve["share"])
+                axes.set(ylim=(0, 1), xlabel=f"distance [{unit}]")
+                axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+            charts += figures
+    skeleton = SKELETONS[config.pose.skeleton]
+    limbs, sizes = zip(*skeleton.groups, strict=True)
+    limb = np.repeat(np.arange(len(sizes)), sizes)  # (K,)
+    starts, width = np.arange(len(skeleton)) + 0.7 * limb, 0.9 / len(results)
+    for name, (_, unit, _, metric) in PCK.items():
+        if all(metric in result["per_keypoint"] for result in results) and name != "3d_m":
+            with _chart(f"Mean error of each keypoint, {unit}", names) as (axes, figures):
+                for number, result in enumerate(results):
+                    means = np.array([*result["per_keypoint"][metric].values()], np.float64)
+                    axes.bar(starts + number * width, means, width, align="edge")
+                axes.set_xticks([starts[limb == number].mean() + 0.45 for number in range(len(sizes))], limbs)
+                axes.set_xlabel(skeleton.groups_order)
+            charts += figures
+    return Section("Where the errors are", "PCK: the share of keypoints whose error is at most the distance.", charts)
+
+
+def pretraining_charts(runs: Sequence[Run]) -> list[Section]:
+    """Charts of the loss, of the rank of the positive, and of the probe."""
+    runs = [run for run in runs if isinstance(run.config, Config)]
+    if not runs:
+        return []
+    text = "The rank says how well the positive of a view is found among all other views of a batch."
+    losses, batches = {LOSSES.get(run.loss) for run in runs}, {run.config.train.batch for run in runs}
+    loss = losses.pop() if len(losses) == 1 else None  # None, too, if it is not known here
+    chance = None
+    if len(batches) == 1:
+        (batch,) = batches
+        text = f"Of the {2 * batch - 1} other views of a batch, one is a view's positive. Its rank is at best 1."
+        chance = None if loss is None else loss().chance(batch)
+    level = None if chance is None else (chance[0], f"chance, {chance[1]}")
+    charts = [
+        *_over_steps("Loss" if loss is None else loss.title, runs, "loss", level=level),
+        *_over_steps("Mean rank of the positive", runs, "positive_rank", log=True),
+    ]
+    if any(run.validations for run in runs):
+        text += " The probe reads keypoints out of the frozen features, on images to which it was not fitted."
+        charts += _validated("Probe, 2D error [px of 224]", runs, "epe_px_of_224")
+        charts += _validated("Probe, PA-EPE [cm]", runs, "pa_epe_cm")
+    return [Section("Pre-training", text, charts)]
+
+
+def finetuning_charts(runs: Sequence[Run]) -> list[Section]:
+    """Charts of the losses, and of the errors on held-out images."""
+    runs = [run for run in runs if isinstance(run.config, FinetuneConfig)]
+    if not runs:
+        return []
+    charts = _over_steps("2D keypoints, error [px of the view]", runs, "keypoints_px", log=True)
+    if any(row["depth"] for run in runs for row in run.rows):
+        charts += _over_steps("Depths, error [reference bones]", runs, "depth", log=True)
+    in_3d = _validated("Held out, PA-EPE [cm]", runs, "pa_epe_cm", log=True)
+    charts += in_3d or _validated("Held out, 2D EPE [px]", runs, "epe_px", log=True)
+    text = "The losses on augmented training images, and the error on images that were not trained on."
+    return [Section("Fine-tuning", text, charts)]
+
+
+def _validated(title: str, runs: Sequence[Run], key: str, *, log: bool = False) -> list[Picture]:
+    """A chart of held-out errors with the constant prediction's, if it is the same for all runs; none if there is
+    none."""
+    rows: list[Row] = [row for run in runs for row in run.validations]
+    if not any(np.isfinite(row[key]) for row in rows):
+        return []
+    constants = {row.get(f"constant_{key}") for row in rows}
+    level = None
+    if len(constants) == 1 and (value := constants.pop()) is not None:
+        level = value, f"constant: {CONSTANTS['rigid_pose' if key == 'pa_epe_cm' else 'mean_keypoints']}"
+    return _over_steps(title, runs, key, validations=True, log=log, level=level)
+
+
+def _over_steps(
     title: str,
-    lines: Sequence[Line],
+    runs: Sequence[Run],
+    key: str,
     *,
-    x_label: str,
+    validations: bool = False,
     log: bool = False,
-    percent: bool = False,
     level: tuple[float, str] | None = None,
-) -> Chart:
-    """A chart of at least one line over a common axis.
-
-    The y axis is logarithmic, or shows a share of one in percent. `level` is the value and name of a dashed line.
-    """
-    with _figure() as (figure, axes):
-        for line in lines:
-            y = np.array([np.nan if value is None else value for value in line.y])
-            dots = line.dots or np.isfinite(y).sum() == 1  # a line needs two values to be visible
-            axes.plot(line.x, y, color=_SERIES[line.series % SERIES], marker="o" if dots else "", markersize=4)
+) -> list[Picture]:
+    """A chart with a line for each run: a value of its rows, or of its validations. `level` is a dashed line."""
+    with _chart(title, [run.name for run in runs]) as (axes, figures):
+        for run in runs:
+            rows = run.validations if validations else run.rows
+            dots = validations or len(rows) == 1  # a line needs two values to be visible
+            axes.plot([row["step"] for row in rows], [row[key] for row in rows], marker="o" if dots else "", ms=4)
         if level is not None:
             level_line(axes, *level, _MUTED)
         if log:
             log_axis(axes)
-            axes.grid(which="both" if np.ptp(np.log10(axes.get_ylim())) < 1 else "major")
-        if percent:
-            axes.set_ylim(0, 1)
-            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.margins(x=0)
-        axes.set_xlabel(x_label)
-        return Chart(title, _svg(figure, title))
-
-
-def keypoint_chart(title: str, rows: Sequence[Sequence[float | None]], skeleton: Skeleton) -> Chart:
-    """Bars for the keypoints, with gaps between groups. Each row is a series of K values in the skeleton's order."""
-    names, sizes = zip(*skeleton.groups, strict=True)
-    group = np.repeat(np.arange(len(sizes)), sizes)  # (K,)
-    with _figure() as (figure, axes):
-        starts = np.arange(len(skeleton)) + 0.7 * group
-        width = 0.9 / len(rows)
-        for number, row in enumerate(rows):
-            heights = [np.nan if value is None else value for value in row]
-            axes.bar(starts + number * width, heights, width, align="edge", color=_SERIES[number % SERIES])
-        axes.set_xticks([starts[group == number].mean() + 0.45 for number in range(len(sizes))], names)
-        axes.grid(axis="x", visible=False)
-        axes.margins(x=0.01)
-        axes.set_xlabel(skeleton.groups_order)
-        return Chart(title, _svg(figure, title))
+        axes.set_xlabel("step")
+    return figures
 
 
 @contextmanager
-def _figure() -> Iterator[tuple[Figure, Any]]:
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(4.0, 2.5), layout="constrained")
-        yield figure, figure.add_subplot()
-
-
-def _svg(figure: Figure, title: str) -> str:
-    """The figure as an SVG element that fills the available width."""
-    buffer = io.StringIO()
-    unnamed = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with mpl.rc_context({"svg.hashsalt": title}):  # reproducible ids, unique on the page
-        figure.savefig(buffer, format="svg", transparent=True, metadata=unnamed)
-    content = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", buffer.getvalue(), flags=re.DOTALL)
-    head, _, body = content[content.index("<svg") :].partition(">")
-    view_box = re.search(r'viewBox="[^"]*"', head)
-    assert view_box is not None
-    body = body.replace("xlink:href", "href")
-    used = set(re.findall(r"#(\w+)", body))  # other ids are the same in all charts
-    body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
-    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
-    for colour, variable in _VARIABLES.items():
-        body = body.replace(colour, f"var({variable})")
-    return f'<svg class="chart" role="img" aria-label="{html.escape(title)}" {view_box[0]}>{body}'
+def _chart(title: str, names: Sequence[str]) -> Iterator[tuple[Axes, list[Picture]]]:
+    """Axes to draw on, and a list that holds the chart as a PNG afterwards. Several `names` make a legend."""
+    figures: list[Picture] = []
+    with mpl.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=_COLOURS)}):
+        figure = Figure(figsize=(4.2, 2.8), layout="constrained")
+        axes = figure.add_subplot()
+        yield axes, figures
+        axes.set_title(title, loc="left", fontsize=9, fontweight="bold")
+        if len(names) > 1:
+            drawn: list[Any] = [*axes.containers, *(line for line in axes.lines if line.get_linestyle() == "-")]
+            axes.legend(drawn[: len(names)], names)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=160)
+    uri = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    figures.append(Picture(uri, 672, 448, title))

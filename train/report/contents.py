@@ -49,19 +49,18 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Errors of several fine-tuned runs on the same images.
+    """Errors of a fine-tuned run, and of the run with which `evaluate --compare` compared it on the same images.
 
     Attributes:
         results: results of each run, see `peclr_dali.train.evaluation.report.results`.
-        difference: paired difference of the first two runs: metric -> value, low and high; None if they were not
-            compared.
-        elsewhere: runs that were measured on other images and are left out.
+        difference: paired difference of the two runs: metric -> value, low and high; None if there is one.
+        unseen: evaluated runs that were not compared with the first, and are left out.
     """
 
     runs: Sequence[Run]
     results: Sequence[Mapping[str, Any]]
-    difference: Mapping[str, Mapping[str, float | None]] | None
-    elsewhere: Sequence[Run]
+    difference: Mapping[str, Mapping[str, float | None]] | None = None
+    unseen: Sequence[Run] = ()
 
 
 def read_run(root: Path) -> Run:
@@ -114,40 +113,19 @@ def read_runs(roots: Sequence[Path]) -> list[Run]:
 
 
 def measured(runs: Sequence[Run]) -> Measured | None:
-    """The evaluations of the fine-tuned runs among `runs`; None if there is none.
-
-    Two runs that were compared come first, with the results stored in the comparison. Other runs are added if they were
-    measured on the same images with the same crop and alignment.
-    """
-    evaluations = [(run, run.evaluation) for run in runs if run.kind == "fine-tuning" and run.evaluation is not None]
-    columns, difference = evaluations[:1], None
-    for run, evaluation in evaluations:
-        comparison = evaluation.get("comparison")
-        other = next((other for other in runs if comparison and _is_of(comparison["minus"], other)), None)
-        if comparison and other is not None:
-            columns, difference = [(run, evaluation), (other, comparison["other"])], comparison["difference"]
-            break
-    if not columns:
+    """The evaluation of the first compared pair among `runs`, or of the first evaluated run; None if there is none."""
+    evaluated = [(run, run.evaluation) for run in runs if run.kind == "fine-tuning" and run.evaluation is not None]
+    for run, evaluation in evaluated:
+        if comparison := evaluation.get("comparison"):
+            checkpoint = Path(comparison["minus"]).resolve()
+            other = next((one for one in runs if one.folder.root.resolve() in checkpoint.parents), None)
+            if other is not None:
+                unseen = [one for one, _ in evaluated if one not in (run, other)]
+                return Measured([run, other], [evaluation, comparison["other"]], comparison["difference"], unseen)
+    if not evaluated:
         return None
-    shown, elsewhere = [run for run, _ in columns], []
-    for run, evaluation in evaluations:
-        if run in shown:
-            continue
-        if _images_of(evaluation) == _images_of(columns[0][1]):
-            columns.append((run, evaluation))
-        else:
-            elsewhere.append(run)
-    return Measured([run for run, _ in columns], [result for _, result in columns], difference, elsewhere)
-
-
-def _is_of(checkpoint: str, run: Run) -> bool:
-    return run.folder.root.resolve() in Path(checkpoint).resolve().parents
-
-
-def _images_of(evaluation: Mapping[str, Any]) -> list[Any]:
-    """What has to be equal for two evaluations to be compared: the images, and how they were cropped and aligned."""
-    sources = [{**source, "box_margin": None} for source in evaluation.get("sources", ())]
-    return [sources, *(evaluation[key] for key in ("data", "crop", "alignment", "images"))]
+    run, evaluation = evaluated[0]
+    return Measured([run], [evaluation], unseen=[one for one, _ in evaluated[1:]])
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""Nearest neighbours of a few images: before and after pre-training, and by the shape of predicted hands."""
+"""Nearest neighbours of a few images, before and after pre-training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
 import cv2
@@ -15,14 +14,13 @@ from peclr_dali.errors import UserError
 from peclr_dali.models.encoders import build_encoder
 from peclr_dali.pipelines.config import each_source, is_address
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.train.data.similar import distances, shapes_of
-from peclr_dali.train.pose.predictions import read_predictions
 from peclr_dali.train.probe.features import Floats, Pixels, features_of_rows, trained_encoder
+from peclr_dali.train.report.charts import Picture, Section
 from peclr_dali.train.report.contents import Run
-from peclr_dali.train.report.galleries import Gallery, Tile, tile
+from peclr_dali.train.report.galleries import jpeg
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
 from peclr_dali.train.runs.log import progress_bar
-from peclr_dali.train.runs.pictures import Image, read_picture
+from peclr_dali.train.runs.pictures import Image
 
 SAMPLE: Final = 400
 """Images among which neighbours are looked for."""
@@ -34,19 +32,19 @@ SIDE_PX: Final = 72
 GAP_PX: Final = 4
 
 
-def neighbours(runs: Sequence[Run]) -> list[Gallery]:
+def neighbours(runs: Sequence[Run]) -> list[Section]:
     """Nearest neighbours of the first pre-training run, if there is one.
 
-    They are computed here, from the run's newest checkpoint and images. If one is missing, the gallery says so.
+    They are computed here, from the run's newest checkpoint and images. If one is missing, the text says so.
     """
     run = next((run for run in runs if run.kind == "pre-training"), None)
     if run is None:
         return []
     title = "Nearest neighbours, before and after pre-training"
     try:
-        step, count, tiles = _before_and_after(run)
+        step, count, pictures = _before_and_after(run)
     except UserError as error:
-        return [Gallery(title, f"Not shown: {error}", [])]
+        return [Section(title, f"Not shown: {error}", [])]
     weights = run.config.encoder.weights
     start = "random weights" if weights == "random" else f"the weights “{weights}”"
     text = (
@@ -54,10 +52,10 @@ def neighbours(runs: Sequence[Run]) -> list[Gallery]:
         f"by the encoder with {start}, before pre-training. Lower row: after {step} steps. The distance is the angle "
         "between features. Images of the same group, such as one pose before several backgrounds, do not count."
     )
-    return [Gallery(title, text, tiles)]
+    return [Section(title, text, pictures)]
 
 
-def _before_and_after(run: Run) -> tuple[int, int, list[Tile]]:
+def _before_and_after(run: Run) -> tuple[int, int, list[Picture]]:
     """The step of the newest checkpoint, the number of images, and a picture for each query."""
     config = run.config
     if any(is_address(source.root) for source in each_source(config.data)):
@@ -74,70 +72,21 @@ def _before_and_after(run: Run) -> tuple[int, int, list[Tile]]:
             readable, features, views = features_of_rows(encoder, index, rows, config, progress)
             found.append(features)
     places, group = np.flatnonzero(readable), index.groups[rows]
-    tiles = []
+    pictures = []
     for query in places[:QUERIES]:
         others = places[group[places] != group[query]]
-        nearest = [nearest_by_angle(features, query, others, COUNT) for features in found]
-        picture = _picture(views, query, nearest)
-        tiles.append(tile(picture, "an image and its nearest neighbours, before and after pre-training"))
-    return saved["step"], len(rows), tiles
+        nearest = [nearest_by_angle(features, query, others) for features in found]
+        pictures.append(jpeg(_picture(views, query, nearest), "an image and its nearest neighbours"))
+    return saved["step"], len(rows), pictures
 
 
-def nearest_by_angle(features: Floats, query: int, among: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """The `count` rows of `among` whose features (N, D) have the smallest angle to those of `query`, nearest first."""
+def nearest_by_angle(features: Floats, query: int, among: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The rows of `among` whose features (N, D) have the smallest angle to those of `query`, nearest first."""
     directions = features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
-    return among[np.argsort(-directions[among] @ directions[query], kind="stable")[:count]]
+    return among[np.argsort(-directions[among] @ directions[query], kind="stable")[:COUNT]]
 
 
-def neighbours_by_shape(folder: Path) -> list[Gallery]:
-    """Nearest neighbours of the first hands in a folder of `predict`, by the shape of their predicted keypoints.
-
-    There are none for fewer than three hands. If a picture is gone since, the gallery says so.
-    """
-    hands = read_predictions(folder)
-    if len(hands) < 3:
-        return []
-    try:
-        mirrored = np.array([hand["mirrored"] for hand in hands], bool)
-        shapes = shapes_of(np.array([hand["keypoints_px"] for hand in hands], np.float32), mirrored)
-        boxes_px = np.array([hand["box_px"] for hand in hands], np.float32).reshape(-1, 4)
-        images = [Path(hand["image"]) for hand in hands]
-    except (LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{folder} holds files that predict did not write: run it into a folder of its own") from error
-    nearest = []
-    for query in range(min(QUERIES, len(hands))):
-        order = np.argsort(distances(shapes, shapes[query]), kind="stable")
-        nearest.append(order[order != query][:COUNT])
-    title = "Nearest neighbours by the predicted shape"
-    try:
-        crops = {
-            row: _crop(images[row], boxes_px[row], mirrored[row])
-            for row in {*range(len(nearest)), *np.concatenate(nearest).tolist()}
-        }
-    except UserError as error:
-        return [Gallery(title, f"Not shown: {error}", [])]
-    text = (
-        f"A hand, and its nearest among {len(hands)} hands, the nearest first. The distance is that of the predicted "
-        "keypoints in the picture, without the hand's place and size; left hands are mirrored."
-    )
-    alt = "a hand and its nearest neighbours by predicted shape"
-    return [Gallery(title, text, [tile(_picture(crops, query, [rows]), alt) for query, rows in enumerate(nearest)])]
-
-
-def _crop(image: Path, box_px: Floats, mirrored: bool) -> Image:
-    """The square of a picture that the network saw. A picture that cannot be read is a `UserError`."""
-    picture = read_picture(image)
-    if picture is None:
-        raise UserError(f"{image} cannot be read any more")
-    x0, y0, x1, y1 = box_px
-    left, right = (x1, x0) if mirrored else (x0, x1)
-    corners_px = np.array([[left, y0], [right, y0], [left, y1]], np.float32)
-    side_px = 2 * SIDE_PX
-    to_crop = cv2.getAffineTransform(corners_px, np.array([[0, 0], [side_px, 0], [0, side_px]], np.float32))
-    return np.asarray(cv2.warpAffine(picture, to_crop, (side_px, side_px), flags=cv2.INTER_AREA), np.uint8)
-
-
-def _picture(views: Pixels | Mapping[int, Image], query: int, nearest: Sequence[npt.NDArray[np.int64]]) -> Image:
+def _picture(views: Pixels, query: int, nearest: Sequence[npt.NDArray[np.int64]]) -> Image:
     """The query's view, and to the right of it a row of views for each encoder, the query's neighbours."""
 
     def shown(row: int, side_px: int) -> Image:
@@ -151,3 +100,10 @@ def _picture(views: Pixels | Mapping[int, Image], query: int, nearest: Sequence[
             top, left = line * (SIDE_PX + GAP_PX), side_px + GAP_PX + place * (SIDE_PX + GAP_PX)
             picture[top : top + SIDE_PX, left : left + SIDE_PX] = shown(row, SIDE_PX)
     return picture
+
+
+def _shapes(keypoints_px: Floats, mirrored: npt.NDArray[np.bool_]) -> Floats:
+    """Keypoints (N, K, 2) without their position and size, left hands as right ones."""
+    shapes = keypoints_px - keypoints_px.mean(axis=1, keepdims=True)
+    shapes[mirrored, :, 0] *= -1
+    return np.asarray(shapes / np.linalg.norm(shapes, axis=(1, 2), keepdims=True), np.float32)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from peclr_dali.train.pose.metrics import METRICS, Metric, constants_in_words
+from peclr_dali.train.pose.metrics import CONSTANTS, METRICS, Metric, constants_in_words
 from peclr_dali.train.report.contents import Measured
 
 Mark = Literal["", "better", "worse", "open"]
@@ -25,12 +26,11 @@ class Cell(NamedTuple):
     mark: Mark = ""
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A metric, with the cells of all runs and of the difference of the first two, and constants in words."""
 
     metric: Metric
     cells: Sequence[Cell]
-    difference: Cell | None
     constants: Sequence[str]
 
 
@@ -52,37 +52,38 @@ def _cell(interval: Mapping[str, float | None], metric: Metric, *, signed: bool 
     return Cell(value, text, " to ".join(limits), mark)
 
 
-def table(found: Measured) -> list[Row]:
+def table(found: Measured) -> list[TableRow]:
     """Rows of the metrics that all runs have."""
     rows = []
     for name, metric in METRICS.items():
         if all(name in result["metrics"] for result in found.results):
-            differs = (found.difference or {}).get(name)
-            difference = None if differs is None else _cell(differs, metric, signed=True)
             cells = [_cell(result["metrics"][name], metric) for result in found.results]
-            rows.append(Row(metric, cells, difference, constants_in_words(found.results[0].get("constants", {}), name)))
+            if found.difference:
+                cells.append(_cell(found.difference[name], metric, signed=True))
+            rows.append(TableRow(metric, cells, constants_in_words(found.results[0].get("constants", {}), name)))
     return rows
 
 
-def in_words(found: Measured) -> str:
-    """The errors of the only run, or the result of the comparison."""
+def in_words(found: Measured) -> list[str]:
+    """The errors of the only run, or the result of the comparison; and where errors are worse than a constant's."""
     if len(found.runs) > 1:
-        return _comparison_in_words(found)
+        return [_comparison_in_words(found), *_worse_than_constants(found)]
     (run,), (result,) = found.runs, found.results
     errors = []
     for name in ("pa_epe_cm", "epe_px"):
         if name in result["metrics"]:
             metric, cell = METRICS[name], _cell(result["metrics"][name], METRICS[name])
             errors.append(f"a {metric.title} of {cell.text} {metric.unit} ({_limits(cell)})")
-    return f"On {result['images']} images, “{run.name}” has {' and '.join(errors)}."
+    return [
+        f"On {result['images']} images, “{run.name}” has {' and '.join(errors)}.",
+        *_worse_than_constants(found),
+    ]
 
 
 def _comparison_in_words(found: Measured) -> str:
     """The difference in the first error in which one of the two runs is surely better than the constants, then the
     rest."""
-    difference = found.difference
-    if difference is None:
-        return "No two of these runs were compared on the same images: evaluate RUN --compare RUN2 does that."
+    difference = found.difference or {}
     cells = {name: _cell(difference[name], METRICS[name], signed=True) for name in METRICS if name in difference}
     telling = (name for name in cells if any(_beats_constants(result, name) for result in found.results[:2]))
     first = next(telling, next(iter(cells), ""))
@@ -112,6 +113,21 @@ def _beats_constants(result: Mapping[str, Any], name: str) -> bool:
     return bool((found["value"] if found["high"] is None else found["high"]) < min(constants))
 
 
+def _worse_than_constants(found: Measured) -> list[str]:
+    """Sentences about runs whose 3D error after alignment is not below a constant prediction's."""
+    sentences = []
+    for run, result in zip(found.runs, found.results, strict=True):
+        constants = {name: errors.get("pa_epe_cm", math.inf) for name, errors in result.get("constants", {}).items()}
+        least = min(constants, key=constants.__getitem__, default="")
+        error = result["metrics"].get("pa_epe_cm", {"value": -math.inf})["value"]
+        if least and error >= constants[least]:
+            sentences.append(
+                f"In 3D, “{run.name}” is no better than {CONSTANTS[least]}, which does not look at the picture: a "
+                f"PA-EPE of {error:.2f} cm beside {constants[least]:.2f} cm."
+            )
+    return sentences
+
+
 def _limits(cell: Cell) -> str:
     if cell.interval is None:
         return "no interval: there is only one pose"
@@ -129,7 +145,9 @@ def facts(found: Measured) -> list[str]:
         "Intervals are 95 %, bootstrapped over images. They do not include the variation between training runs: with "
         "other seeds, the result may differ.",
     ]
-    if found.elsewhere:
-        names = ", ".join(f"“{run.name}”" for run in found.elsewhere)
-        notes.append(f"Not shown, since they were measured on other images: {names}.")
+    if found.difference:
+        notes.append("The difference is that of the first two, paired by image; open: its interval contains zero.")
+    if found.unseen:
+        names = ", ".join(f"“{run.name}”" for run in found.unseen)
+        notes.append(f"Not shown: {names}. 'evaluate RUN --compare RUN2' puts two runs side by side.")
     return notes

@@ -10,88 +10,83 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import each_source
-from peclr_dali.train.report import curves, galleries, numbers
-from peclr_dali.train.report.charts import SERIES
-from peclr_dali.train.report.classification import read_classification
+from peclr_dali.train.report import charts, galleries, numbers
 from peclr_dali.train.report.contents import Run, measured, read_runs
-from peclr_dali.train.report.neighbours import neighbours, neighbours_by_shape
+from peclr_dali.train.report.neighbours import neighbours
 from peclr_dali.writing import write_text
 
 
-def write_report(
-    runs: Sequence[Path],
-    out: Path,
-    *,
-    predictions: Path | None = None,
-    classification: Path | None = None,
-    title: str | None = None,
-) -> None:
+def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = None, title: str | None = None) -> None:
     """Write a page about runs: metrics, curves, views, predictions and the worst poses, in one .html file.
 
     The runs are of pre-training and fine-tuning, in any order, with or without results of `evaluate`; `predictions` is
-    a folder with results of `predict`, `classification` one of `classify`. Without runs the page has these alone.
+    a folder with results of `predict`. Without runs the page has these alone.
 
     Raises:
         UserError: nothing is given, a folder cannot be used, or the page cannot be written.
     """
     if out.suffix != ".html":
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
-    if not runs and predictions is None and classification is None:
-        raise UserError("nothing to show: expected folders of runs, or --predictions or --classification. Name one")
+    if not runs and predictions is None:
+        raise UserError("nothing to show: expected folders of runs, or --predictions. Name one")
     read = read_runs(runs)
-    judged = None if classification is None else read_classification(classification)
-    metrics: dict[str, object] = {"table": [], "verdict": "", "facts": []}
-    error_curves: list[curves.Curves] = []
-    worst: list[galleries.Gallery] = []
+    lead: list[str] = []
+    table: list[numbers.TableRow] = []
+    facts: list[str] = []
+    errors: list[charts.Section] = []
+    worst: list[charts.Section] = []
     try:
         found = measured(read)
         if found is not None:
-            metrics = {
-                "table": numbers.table(found), "verdict": numbers.in_words(found), "facts": numbers.facts(found)
-            }  # fmt: skip
-            error_curves, worst = curves.error_curves(found), galleries.largest_errors(found)
+            lead, table, facts = numbers.in_words(found), numbers.table(found), numbers.facts(found)
+            errors, worst = [charts.error_charts(found)], galleries.largest_errors(found)
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # a user may have edited metrics.json
         files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
         raise UserError(f"{' or '.join(files)} was not written by evaluate. Run evaluate again") from error
-    predicted = [galleries.predictions(predictions), *neighbours_by_shape(predictions)] if predictions else []
-    near = neighbours(read)  # last, since it is the only long work
-    content = {
-        **metrics,
-        "measured": found,
-        "judged": judged,
-        "title": title or ("Pre-training and fine-tuning" if runs else "Predictions" if predictions else "Classes"),
-        "curves": [
-            *([judged.curves] if judged and judged.curves else []),
-            *error_curves,
-            *curves.pretraining_curves(read),
-            *curves.finetuning_curves(read),
-        ],
-        "galleries": [
-            *([judged.neighbours] if judged else []),
-            *galleries.views(read),
-            *near,
-            *predicted,
-            *galleries.held_out(read),
-            *worst,
-        ],
-        "runs": [(run, _summary(run)) for run in read],
-        "rendered": any(  # data of `make-data`
-            source.source == "freihand" and (Path(source.root) / "dataset.json").exists()
-            for run in read
-            for source in each_source(run.config.data)
-        ),
-        "series": SERIES,
-    }
+    sections = [
+        *errors,
+        *charts.pretraining_charts(read),
+        *charts.finetuning_charts(read),
+        *galleries.views(read),
+        *([galleries.predictions(predictions)] if predictions else []),
+        *galleries.held_out(read),
+        *worst,
+        *neighbours(read),
+    ]
     here = Path(__file__).parent
     environment = Environment(
         loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    page = environment.get_template("page.html").render(content, style=(here / "page.css").read_text())
+    page = environment.get_template("page.html").render(
+        title=title or _title(read),
+        lead=lead,
+        rendered=any(_is_rendered(run) for run in read),
+        measured=found,
+        table=table,
+        facts=facts,
+        sections=sections,
+        runs=[(run, _summary(run)) for run in read],
+    )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, page)
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out") from error
+
+
+def _title(runs: Sequence[Run]) -> str:
+    """Says what was run, such as "Pre-training demo; fine-tuning pre-trained, from scratch"."""
+    kinds = list(dict.fromkeys(run.kind for run in runs))
+    words = "; ".join(f"{kind} {', '.join(run.name for run in runs if run.kind == kind)}" for kind in kinds)
+    return words[:1].upper() + words[1:] or "Predictions"
+
+
+def _is_rendered(run: Run) -> bool:
+    """Whether a run's images are of `make-data`."""
+    return any(
+        source.source == "freihand" and (Path(source.root) / "dataset.json").exists()
+        for source in each_source(run.config.data)
+    )
 
 
 def _summary(run: Run) -> dict[str, str]:
@@ -103,6 +98,7 @@ def _summary(run: Run) -> dict[str, str]:
         sources.append(f"{source.root}, {source.split}{labels}")
     images_per_s, waited = (float(np.median([row[key] for row in rows])) for key in ("images_per_s", "wait_share"))
     return {
+        "folder": str(run.folder.root),
         "data": "; ".join(sources),
         "encoder": f"{config.encoder.name} from {config.encoder.weights}",
         "steps": f"{rows[-1]['step']} of {config.train.batch} images, {rows[-1]['epoch']:.3g} epochs",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
-from peclr_dali.models.weights import require_finite
+from peclr_dali.models.weights import is_safetensors, require_finite
 from peclr_dali.parsing import parse_json
 from peclr_dali.shipped import or_shipped
 from peclr_dali.writing import whole_file
@@ -232,7 +232,7 @@ def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], Non
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint: at least the step, the run's configuration, and the network's tensors by name.
 
-    A `.safetensors` file is a network that `export_network` wrote; its tensors may be in half precision. Only tensors
+    A file of safetensors is a network that `export_network` wrote; its tensors may be in half precision. Only tensors
     and plain values are unpickled.
 
     Raises:
@@ -240,7 +240,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         UserError: the file cannot be read, or is another program's or another version's.
     """
     try:
-        state = _load_safetensors(path) if path.suffix == ".safetensors" else _load_archive(path)
+        state = _load_safetensors(path) if is_safetensors(path) else _load_archive(path)
     except (UserError, MemoryError):
         raise
     except Exception as error:  # of many kinds; torch's messages advise running the file's code

@@ -156,7 +156,7 @@ class RunFolder:
             cut_rows(file, step)
         if step == 0:  # an earlier run saved no checkpoint
             files = (self.quarantine_file, self.views_picture, self.loss_picture, self.predictions_picture)
-            for file in (*files, self.profile_file, *self.root.glob("tracker-*.txt")):
+            for file in (*files, self.profile_file):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
             if step == 0:

@@ -1,4 +1,4 @@
-"""The log of a run: progress line, metrics.jsonl and trackers."""
+"""The log of a run: progress line, metrics.jsonl, validation.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from peclr_dali.errors.terminal import OneLine
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.runs.trackers import Trackers
 
 console = Console(stderr=True, soft_wrap=True)
 
@@ -83,7 +81,11 @@ class RunLog:
     ) -> None:
         self._file = folder.metrics_file.open("a", buffering=1)
         self._validation_file = folder.validation_file
-        self._trackers = Trackers(config.run.trackers, folder, to_dict(config), first_step=first_step)
+        self._board = None
+        if config.run.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # importing it takes a second
+
+            self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=first_step + 1)
         self._total = total_steps
         self._progress = Progress(
             TextColumn(title),
@@ -100,9 +102,10 @@ class RunLog:
         self._progress.start()
 
     def close(self) -> None:
-        """End the progress line, the trackers and the log."""
+        """End the progress line, TensorBoard's file and the log."""
         self._progress.stop()
-        self._trackers.close()
+        if self._board is not None:
+            self._board.close()
         self._file.close()
 
     def write_validation(self, row: Mapping[str, float]) -> None:
@@ -113,8 +116,7 @@ class RunLog:
         """
         with self._validation_file.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        figures = {f"validation/{name}": value for name, value in row.items() if name != "step"}
-        self._trackers.scalars(figures, int(row["step"]))
+        self._show(row, "validation/")
 
         def error(key: str, decimals: int, unit: str) -> str:
             constant = row.get(f"constant_{key}")
@@ -137,8 +139,8 @@ class RunLog:
     def write(self, row: Mapping[str, float]) -> None:
         """Write a row of metrics.jsonl; it must have step, epoch, loss, lr, images_per_s, wait_share and eta_s."""
         self._file.write(json.dumps(row) + "\n")
+        self._show(row)
         step = int(row["step"])
-        self._trackers.scalars({name: value for name, value in row.items() if name != "step"}, step)
         status = (
             f"epoch {row['epoch']:.1f}  loss {row['loss']:.3f}  lr {row['lr']:.2e}  "
             f"{row['images_per_s']:.0f} images/s  waited {row['wait_share']:.1%}"
@@ -147,3 +149,9 @@ class RunLog:
         if not console.is_terminal:
             minutes, seconds = divmod(round(row["eta_s"]), 60)
             console.print(f"step {step}/{self._total}  {status}  ETA {minutes}:{seconds:02}", highlight=False)
+
+    def _show(self, row: Mapping[str, float], prefix: str = "") -> None:
+        """Add a point to TensorBoard's curve of each name."""
+        if self._board is not None:
+            for name in row.keys() - {"step"}:
+                self._board.add_scalar(prefix + name, row[name], int(row["step"]))

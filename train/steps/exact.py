@@ -216,7 +216,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
             raise ValueError("what loss gives has no graph to the embeddings: does it detach them?")
         loss = loss.detach()
         if shared is not None:
-            gradient, loss = self.world.sum_(gradient), self.world.sum_(loss)
+            self.world.sum_in_buckets_([gradient, loss])
         gradient = gradient[:, self.share.start : self.share.stop]
         if self.scaler is not None:
             gradient = self.scaler.scale(gradient)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from peclr_dali.errors import UserError
-from peclr_dali.errors.refused import as_size
+from peclr_dali.errors.terminal import as_size
 from peclr_dali.machine.control_groups import groups, read
 from peclr_dali.train.distributed.world import World
 

@@ -102,7 +102,7 @@ def begun_sums(world: World, parameters: Sequence[nn.Parameter]) -> Iterator[lis
     """Begin to sum gradients over ranks while the backward pass in the `with` block computes the rest of them.
 
     Each bucket begins when its gradients are there, on all ranks in the same order: the last parameters come first, as
-    in the backward pass. Yields the functions that end the sums.
+    in the backward pass. Without `world.overlaps` they all begin after it. Yields the functions that end the sums.
     """
     left = [*buckets(parameters)][::-1]
     there: set[Tensor] = set()
@@ -114,7 +114,8 @@ def begun_sums(world: World, parameters: Sequence[nn.Parameter]) -> Iterator[lis
             if gradients := [p.grad for p in left.pop(0) if p.grad is not None]:
                 ends.append(world.begin_sum_(gradients))
 
-    hooks = [p.register_post_accumulate_grad_hook(begin) for p in parameters]  # type: ignore[no-untyped-call]
+    watched = parameters if world.overlaps else ()
+    hooks = [p.register_post_accumulate_grad_hook(begin) for p in watched]  # type: ignore[no-untyped-call]
     try:
         yield ends
     finally:

@@ -1,54 +1,102 @@
-"""The gradient of a step as one CUDA graph, which the host starts at once."""
+"""The gradient of a step as CUDA graphs, each of which the host starts at once."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch, View
-from peclr_dali.train.steps.exact import StepResult
-from peclr_dali.train.steps.stopwatch import Stopwatch
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.steps.exact import ExactStep, StepResult
 
 _WARM_UP_CALLS: Final = 2
 """Calls before the recording. In them memory is measured, kernels are chosen, and networks compiled."""
 
 
+class _Recorder(World):
+    """The ranks while a step is recorded: each exchange ends a graph, and the next one begins.
+
+    The graphs share one pool of memory. As in a step that is not recorded, a tensor's memory is used again when nothing
+    in Python refers to the tensor, within the same graph or in a later one. So activations of forward passes last until
+    the backward pass in a later graph, and graphs may be replayed in the order of the recording only.
+
+    Attributes:
+        parts: each graph, with the tensor and the operation of the exchange that follows; the last one has none.
+    """
+
+    overlaps = False  # the backward pass runs in autograd's thread, and only the thread that began a graph may end it
+
+    def __init__(self, world: World) -> None:
+        super().__init__(**vars(world))
+        self.parts: list[tuple[torch.cuda.CUDAGraph, tuple[Tensor, dist.ReduceOp.RedOpType] | None]] = []
+        self._pool = torch.cuda.graph_pool_handle()
+        # Of the same priority as a run's stream, and one for all graphs: autograd goes back on the stream of the
+        # forward pass.
+        self._stream = torch.cuda.Stream(world.device, priority=-1)  # type: ignore[no-untyped-call]
+        self._recording = ExitStack()
+
+    def __enter__(self) -> _Recorder:
+        self._begin_graph()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._recording.__exit__(*error)  # type: ignore[arg-type]
+
+    def all_reduce_(
+        self, tensor: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, *, async_op: bool = False
+    ) -> None:
+        """Note an exchange. It is made in replays, between two graphs."""
+        self._recording.close()
+        self.parts[-1] = (self.parts[-1][0], (tensor, operation))
+        self._begin_graph()
+
+    def _begin_graph(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as DALI's, may allocate memory meanwhile.
+        how = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        self._recording.enter_context(how)
+        self.parts.append((graph, None))
+
+
 @dataclass(frozen=True)
 class _Recording:
-    """A graph, and the tensors that its kernels read and write."""
+    """Graphs and exchanges, and the tensors that they read and write."""
 
-    graph: torch.cuda.CUDAGraph
+    recorder: _Recorder
     batch: Batch
     result: StepResult
     gradients: list[Tensor | None]
 
 
 class StepGraph:
-    """Records a gradient's kernels as one CUDA graph, and replays it. One process on one GPU.
+    """Records a gradient's kernels on a GPU as one CUDA graph, on several ranks one between every two exchanges.
 
-    The same kernels run on the same numbers. Where the host needs longer to start them than the GPU to run them, a step
-    gets faster. The graph has memory of its own, as much as the recorded step, which nothing else can use.
+    In replays the same kernels run on the same numbers. Where the host needs longer to start them than the GPU to run
+    them, a step gets faster. The graphs have memory of their own, as much as the recorded step, which nothing else can
+    use. Sums of gradients over ranks begin after the last backward pass, not during it.
 
     Args:
-        network: its parameters and buffers stay in the same memory.
-        own_work: measures the replays.
+        step: its network's parameters and buffers stay in the same memory. Its `own_work` measures the graphs' replays.
     """
 
-    def __init__(self, network: nn.Module, own_work: Stopwatch) -> None:
-        self._network, self._own_work = network, own_work
+    def __init__(self, step: ExactStep[Batch]) -> None:
+        self._step = step
         self._calls = 0
         self._recording: _Recording | None = None
 
     def __call__(self, gradient: Callable[[Batch], StepResult], batch: Batch) -> StepResult:
         """Run `gradient` on a batch, or replay the first one that was recorded. All batches have the same shapes.
 
-        `gradient` writes `.grad` of the network's parameters. It must not wait for the GPU, copy from the host, or use
-        anything of the batch but its views.
+        `gradient` calls the step, which writes `.grad` of the network's parameters. It must not wait for the GPU, copy
+        from the host, or use anything of the batch but its views.
 
         Raises:
             UserError: it cannot be recorded.
@@ -61,11 +109,14 @@ class StepGraph:
             if theirs.shape != ours.shape:
                 raise ValueError(f"a tensor of {tuple(theirs.shape)}, but the recorded one has {tuple(ours.shape)}")
         torch._foreach_copy_(_tensors(recording.batch), _tensors(batch))
-        result = recording.result
-        with self._own_work.running(result.loss.device):
-            recording.graph.replay()
+        step, result = self._step, recording.result
+        for graph, exchange in recording.recorder.parts:
+            with step.own_work.running(step.world.device):
+                graph.replay()
+            if exchange is not None:
+                step.world.all_reduce_(*exchange)
         # Others may have written gradients meanwhile.
-        for parameter, written in zip(self._network.parameters(), recording.gradients, strict=True):
+        for parameter, written in zip(step.network.parameters(), recording.gradients, strict=True):
             parameter.grad = written
         change = result.recompute_difference
         # Copies, since the next replay overwrites the result.
@@ -74,12 +125,13 @@ class StepGraph:
     def _record(self, gradient: Callable[[Batch], StepResult], batch: Batch) -> _Recording:
         views = [View(*(one.clone() for one in vars(view).values())) for view in batch.views]
         batch = replace(batch, views=tuple(views))
-        graph = torch.cuda.CUDAGraph()
-        # Of the same priority as a run's stream. Other threads, such as DALI's, may allocate memory meanwhile.
-        stream = torch.cuda.Stream(views[0].image.device, priority=-1)  # type: ignore[no-untyped-call]
-        self._own_work.is_off = True  # an event in a graph cannot be read
+        step, world = self._step, self._step.world
+        step.world = recorder = _Recorder(world)
+        step.own_work.is_off = True  # an event in a graph cannot be read
         try:
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with warnings.catch_warnings(), recorder:
+                # After the last exchange, a network without batch norm has nothing to do.
+                warnings.filterwarnings("ignore", "The CUDA Graph is empty")
                 result = gradient(batch)
         except RuntimeError as error:
             first: BaseException = error
@@ -90,8 +142,8 @@ class StepGraph:
                 f"the step cannot be recorded as a CUDA graph ({reason}): set train.cuda_graph = false"
             ) from error
         finally:
-            self._own_work.is_off = False
-        return _Recording(graph, batch, result, [parameter.grad for parameter in self._network.parameters()])
+            step.world, step.own_work.is_off = world, False
+        return _Recording(recorder, batch, result, [parameter.grad for parameter in step.network.parameters()])
 
 
 def _tensors(batch: Batch) -> list[Tensor]:

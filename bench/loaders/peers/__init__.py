@@ -1,4 +1,4 @@
-"""Peers: other loaders that make the same two views from the same files and boxes.
+"""Peers: other loaders that make the same two views from the same files and boxes, a file for each.
 
 Each makes two 128 x 128 views of every image: rotation in [-45, 45] degrees, translation of up to 15/128 of the output
 side, scale in [0.6, 2], and jitter of hue, saturation and value. All shuffle. All are endless, so that no restart
@@ -7,15 +7,19 @@ between epochs is measured.
 
 from __future__ import annotations
 
+import logging
 import pkgutil
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
+import torch
+
+from peclr_dali.bench.loaders.peers.paper_views import Files
+from peclr_dali.bench.loaders.peers.workers import in_workers
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,78 +27,75 @@ class Peer:
     """Another loader.
 
     Attributes:
-        function: "module:function" or "module:class.function" in this package. It has the arguments of `start` and
-            yields batches without end. The first part of a batch has one item for each image.
+        function: "module:function" in this package: (files, threads, images in a batch) -> batches without end; with
+            `in_workers`: (files, samples) -> a batch. The first part of a batch has one item for each image.
         description: its steps and its outputs, for a table.
-        needs: package that it needs beyond this project's own.
+        in_workers: the function is called by worker processes of torch's DataLoader.
+        package: what it needs beyond this project's own packages.
+        on_gpu: it needs a GPU.
+        jpeg_only: it reads nothing but JPEGs.
     """
 
     function: str
     description: str
-    needs: str | None = None
+    in_workers: bool = False
+    package: str | None = None
+    on_gpu: bool = False
+    jpeg_only: bool = False
 
-    def start(
-        self, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int
-    ) -> Generator[int]:
-        """Start an endless iteration over batches with so many threads or processes; yields the size of each batch.
-
-        `paths` and `boxes_px` are those of `peers.workers.Files`.
-        """
-        for views, *_ in pkgutil.resolve_name(f"{__name__}.{self.function}")(paths, boxes_px, threads, batch):
+    def start(self, files: Files, threads: int, batch: int) -> Generator[int]:
+        """Load batches without end with so many threads or processes, and yield their numbers of images."""
+        function = pkgutil.resolve_name(f"{__name__}.{self.function}")
+        batches = in_workers(function, files, threads, batch) if self.in_workers else function(files, threads, batch)
+        for views, *_ in batches:
+            if self.on_gpu:
+                torch.cuda.current_stream().synchronize()  # a batch counts when it is finished
             yield len(views)
 
 
 PEERS: Final = {
-    "decode only (DALI)": Peer(
-        "dali:sources",
-        "DALI reads and decodes whole images on the CPU and makes no views: an upper limit for loaders that decode "
-        "whole images",
-    ),
     "OpenCV + DataLoader": Peer(
-        "opencv:AuthorsSamples.batches",
-        "the steps of the authors' pipeline, one sample at a time: imread, cvtColor, warpAffine of the whole image, "
-        "crop, resize by area, OpenCV's 8-bit HSV jittered in NumPy, ToTensor and Normalize; float32 views and their "
-        "matrices, default collation",
-    ),
-    "OpenCV + DataLoader, lean": Peer(
-        "opencv:OpencvSamples.batches",
-        "the same jitter in fewer steps: one warpAffine from source to view, uint8 views and their matrices, default "
-        "collation",
+        "opencv_authors:make_batch",
+        "the authors' steps, a sample at a time: turn the whole image, crop, resize by area, 8-bit HSV, float32",
+        in_workers=True,
     ),
     "OpenCV + DataLoader, tuned": Peer(
-        "opencv:OpencvViews.batches",
-        "as lean, with look-up tables in HSV and whole batches by __getitems__, written straight into shared memory; "
-        "no matrices",
-    ),
-    "torchvision v2 + DataLoader": Peer(
-        "torchvision_v2:TorchvisionViews.batches",
-        "decode_image, the box resized once, v2's affine, saturation, hue (added: v2 has no factor) and brightness; "
-        "worker processes fill uint8 batches in shared memory; black beyond the box",
-    ),
-    "DALI, plain": Peer(
-        "dali:views",
-        "all in a DALI graph on the CPU: decode, warp_affine, fn.hsv (linear; hue added), normalised float",
+        "opencv_tuned:make_batch",
+        "one warp a view, look-up tables in HSV, whole uint8 batches in shared memory",
+        in_workers=True,
     ),
     "OpenCV, tuned + SPDL": Peer(
-        "spdl_threads:batches",
-        "tuned OpenCV in the threads of SPDL's pipeline, without worker processes",
-        needs="spdl",
+        "spdl_threads:batches", "tuned OpenCV in the threads of SPDL, without worker processes", package="spdl"
     ),
-    "FFCV": Peer(
-        "ffcv_packed:batches",
-        "a file packed beforehand with the files' own JPEG bytes; FFCV's decoder; both views by an operation in Numba, "
-        "since FFCV has neither rotation nor hue; uint8; for images of one size",
-        needs="ffcv",
+    "torchvision v2 + DataLoader": Peer(
+        "torchvision_cpu:make_batch",
+        "v2's functional transforms of the box, hue added; uint8 batches in shared memory",
+        in_workers=True,
     ),
-    "FFCV, raw": Peer(
-        "ffcv_packed:raw_batches",
-        "packed beforehand as decoded pixels, whole images; both views by the same operation; for sources of one size",
-        needs="ffcv",
+    "DALI, plain": Peer(
+        "dali_plain:on_cpu", "all in a DALI graph: warp_affine, fn.hsv (linear; hue added), normalised float"
+    ),
+    "DALI, plain, on the GPU": Peer("dali_plain:on_gpu", "the same graph, on the GPU from the decoder on", on_gpu=True),
+    "torchvision + grid_sample, on the GPU": Peer(
+        "torchvision_gpu:batches",
+        "files read by threads; decode_jpeg, grid_sample and exact HSV jitter on the GPU; uint8",
+        on_gpu=True,
+        jpeg_only=True,
     ),
 }
 """Name in the tables -> peer. A new peer is a file in this folder and an entry here."""
 
 
-def installed_peers() -> dict[str, Peer]:
-    """The peers that can run on this machine."""
-    return {name: peer for name, peer in PEERS.items() if peer.needs is None or find_spec(peer.needs) is not None}
+def offered_peers(device: torch.device, *, only_jpegs: bool) -> dict[str, Peer]:
+    """The peers that can run here; logs why the others cannot."""
+    offered = {}
+    for name, peer in PEERS.items():
+        if peer.on_gpu and device.type != "cuda":
+            log.info("left out: %s, which needs a GPU", name)
+        elif peer.jpeg_only and not only_jpegs:
+            log.info("left out: %s, which reads JPEGs only", name)
+        elif peer.package is not None and find_spec(peer.package) is None:
+            log.info("left out: %s, since the package %s is not installed", name, peer.package)
+        else:
+            offered[name] = peer
+    return offered

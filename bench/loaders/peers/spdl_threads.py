@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterator
+from functools import partial
 
 import cv2
 import numpy as np
@@ -12,30 +11,23 @@ import torch
 from spdl.pipeline import PipelineBuilder
 from torch import Tensor
 
-from peclr_dali.bench.loaders.peers.opencv import OpencvViews
-from peclr_dali.bench.loaders.peers.paper_draws import BoxArray, endless_batches
-
-_BATCHES_AHEAD: Final = 2
+from peclr_dali.bench.loaders.peers.opencv_tuned import make_batch
+from peclr_dali.bench.loaders.peers.paper_views import VIEW_PX, Files, endless_batches
 
 
-class ViewsInThreads(OpencvViews):
-    """Tuned OpenCV without shared memory, since the batches stay in the process."""
-
-    def empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Uninitialised uint8."""
-        return torch.from_numpy(np.empty(shape, np.uint8))
-
-
-def batches(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Iterator[Tensor]:
+def batches(files: Files, threads: int, batch: int) -> Iterator[Tensor]:
     """Endless batches of views, (2, N, 3, 128, 128) uint8, made by OpenCV in `threads` threads of SPDL."""
     cv2.setNumThreads(0)
-    views = ViewsInThreads(paths, boxes_px)
     pipeline = (
         PipelineBuilder()
-        .add_source(endless_batches(len(paths), batch))
-        .pipe(views.__getitems__, concurrency=threads)
-        .add_sink(_BATCHES_AHEAD)
+        .add_source(endless_batches(len(files.paths), batch))
+        .pipe(partial(make_batch, files, empty=_views), concurrency=threads)
+        .add_sink(2)  # batches ahead
         .build(num_threads=threads)
     )
     with pipeline.auto_stop():
         yield from pipeline
+
+
+def _views(images: int) -> Tensor:
+    return torch.from_numpy(np.empty((2, images, VIEW_PX, VIEW_PX, 3), np.uint8))

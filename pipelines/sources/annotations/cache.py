@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from peclr_dali.machine.user_cache import user_cache
+from peclr_dali.machine.process import user_cache
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 from peclr_dali.writing import whole_file
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 
-from peclr_dali.errors import Outage, UserError
+from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Remote:
 
         Raises:
             UserError: it does not exist, may not be read, or the address or the credentials are wrong.
-            Outage: all attempts failed.
+            UserError: all attempts failed.
             CancelledError: `stop` was set.
         """
         for start in range(0, size, PIECE_BYTES):
@@ -109,7 +109,7 @@ class Remote:
                 if failed > 1:
                     log.warning("%s; attempt %d of %d failed", what, failed + 1, ATTEMPTS)
         remedy = "Check the network and the server, then start again: what the cache holds stays."
-        raise Outage(f"{what}; {ATTEMPTS} attempts failed. {remedy}")
+        raise UserError(f"{what}; {ATTEMPTS} attempts failed. {remedy}")
 
 
 def wait_s(failed: int) -> float:

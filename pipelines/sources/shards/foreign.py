@@ -24,7 +24,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from peclr_dali.errors import UserError
-from peclr_dali.machine.workers import start_worker
+from peclr_dali.machine.process import start_worker
 from peclr_dali.parsing import paths_in_one_line, regular
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.sources.folder import IMAGE_ENDINGS

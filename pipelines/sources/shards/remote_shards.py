@@ -16,8 +16,8 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path, PosixPath
 from typing import Final
 
-from peclr_dali.errors import Outage, UserError
-from peclr_dali.machine.user_cache import user_cache
+from peclr_dali.errors import UserError
+from peclr_dali.machine.process import user_cache
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.store import Prefetch, Steps
@@ -159,7 +159,7 @@ class RemoteShards(Shards):
                 if before < math.inf:
                     return
             log.warning("%s; attempt %d of %d", what, failed + 1, ATTEMPTS)
-        raise Outage(f"{what}. Make room, raise data.cache_gb, or name another folder.")
+        raise UserError(f"{what}. Make room, raise data.cache_gb, or name another folder.")
 
     def prefetch(self, steps: Steps) -> Prefetch:
         """See `Shards`. After `close`, a download ends with the request that is under way."""

@@ -153,7 +153,7 @@ def views(index: Index) -> View:
     """Augmented views of all samples, in the order of the index."""
     order = EpochOrder(len(index), 2, seed=0, fixed=np.arange(2))
     augmentation = Augmentation(GeometryConfig(side_px=32), NO_COLOUR)
-    (batch,) = load(index, [augmentation], batch=2, order=order, last=1, backend="cpu")
+    (batch,) = load(index, [augmentation], batch=2, order=order, last=1, views="cpu")
     assert batch.samples[:, 0].tolist() == [0, 1]
     return batch.views[0]
 

@@ -95,7 +95,7 @@ def loaded(root: Path, **options: Any) -> Index:
 
 def batches(index: Index, geometry: GeometryConfig) -> list[Batch]:
     order, augmentation = build_order(index, batch=16, seed=1), Augmentation(geometry, NO_COLOUR)
-    return load(index, augmentation, batch=16, order=order, chunk=8, backend="cpu", decode="whole")
+    return load(index, augmentation, batch=16, order=order, chunk=8, views="cpu", decode="whole")
 
 
 WHOLE_PX = {0: (96, 96), 30: (640, 479)}

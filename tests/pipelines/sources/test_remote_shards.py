@@ -26,7 +26,7 @@ import torch
 from PIL import Image
 from s3fs import S3FileSystem  # type: ignore[import-untyped]
 
-from peclr_dali.errors import Outage, UserError
+from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.loader.epoch_loader import make_loader
@@ -95,7 +95,7 @@ def remote(tmp_path: Path, **options: Any) -> DataConfig:
 
 def batches(index: Index, *, steps: int = 14) -> list[Batch]:
     order = build_order(index, batch=4, seed=3)
-    return load(index, batch=4, order=order, last=5 * steps, chunk=4, backend="cpu")
+    return load(index, batch=4, order=order, last=5 * steps, chunk=4, views="cpu")
 
 
 def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
@@ -146,7 +146,9 @@ def test_everything_that_selects_samples_gives_the_same(bucket: Bucket, packed: 
     assert str(load_index(remote(tmp_path)).path(3)) == f"{ADDRESS}/shard-000000.tar/000000003.png"
 
 
-@patch("peclr_dali.pipelines.render.settings.largest_pixels", lambda index: 4096)  # which reads single images
+@patch(
+    "peclr_dali.pipelines.render.settings.sampled_sizes_px", lambda index: np.array([[64, 64]])
+)  # which reads single images
 def test_wrong_bytes_are_never_kept(
     bucket: Bucket, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +253,7 @@ def test_a_disk_that_stays_full_is_one_line(bucket: Bucket, tmp_path: Path, monk
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setattr("peclr_dali.pipelines.sources.shards.remote_shards.ATTEMPTS", 2)
     index = load_index(remote(tmp_path))
-    with pytest.raises(Outage, match=r"data\.cache = .*: no room for s3://.*tar \(the disk is full\)\. Make room"):
+    with pytest.raises(UserError, match=r"data\.cache = .*: no room for s3://.*tar \(the disk is full\)\. Make room"):
         index.read(0)
     assert not [*tmp_path.rglob("*.part")]
 
@@ -298,7 +300,7 @@ def test_a_bound_that_is_too_small_names_one_that_is_not(
 def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, few_attempts: None) -> None:
     index = load_index(remote(tmp_path))
     bucket.fault = lambda name, number: "500" if name == "shard-000003.tar" else None
-    with pytest.raises(Outage, match=r"s3://images/packed/shard-.*3 attempts failed. Check the network"):
+    with pytest.raises(UserError, match=r"s3://images/packed/shard-.*3 attempts failed. Check the network"):
         batches(index)
 
 
@@ -308,8 +310,8 @@ def test_a_loader_that_waits_for_the_network_can_be_closed(
     monkeypatch.setattr("peclr_dali.pipelines.sources.shards.remote_shards._LOG_EVERY_S", 1)
     index = load_index(remote(tmp_path))
     bucket.fault = lambda name, number: "slow" if name.endswith(".tar") else None
-    with patch("peclr_dali.pipelines.render.settings.largest_pixels", return_value=4096):
-        loader = loader_of(index, order=build_order(index, batch=20, seed=3), last=None, chunk=10, backend="cpu")
+    with patch("peclr_dali.pipelines.render.settings.sampled_sizes_px", return_value=np.array([[64, 64]])):
+        loader = loader_of(index, order=build_order(index, batch=20, seed=3), last=None, chunk=10, views="cpu")
     iterator = iter(loader)
 
     def consume() -> None:

@@ -35,7 +35,7 @@ from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from tests.command_line import as_options, run_cli
 from tests.pipelines.decoder_fuzz import encoded, smooth_picture
-from tests.pipelines.harness import BACKENDS, assert_equal, load
+from tests.pipelines.harness import RENDERERS, assert_equal, load
 from tests.pipelines.sources.test_freihand import write_part
 
 COUNT = 50
@@ -99,10 +99,10 @@ def test_an_index_comes_back_as_it_was(source: Index, packed: Path) -> None:
     assert index.paths[-1] == "shard-000007.tar/000000049.png"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_batches_are_bit_identical(source: Index, packed: Path, backend: Any) -> None:
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_batches_are_bit_identical(source: Index, packed: Path, renderer: Any) -> None:
     def batches(index: Index) -> list[Batch]:
-        return load(index, batch=16, order=build_order(index, batch=16, seed=3), last=7, chunk=8, backend=backend)
+        return load(index, batch=16, order=build_order(index, batch=16, seed=3), last=7, chunk=8, views=renderer)
 
     for ours, theirs in zip(batches(load_shards(DataConfig("shards", str(packed)))), batches(source), strict=True):
         assert_equal(ours, theirs)

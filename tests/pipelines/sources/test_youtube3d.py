@@ -180,11 +180,3 @@ def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: st
     damage(root)
     with one_line(message, root):
         load_youtube3d(DataConfig("youtube3d", str(root)))
-
-
-def test_partners_in_time_are_the_same_hand_of_the_same_video(root: Path) -> None:
-    index = load_index(DataConfig("youtube3d", str(root), positive="time", positive_frames=28))  # frames 12 and 40
-    assert index.partners is not None
-    assert index.partners.of(np.arange(4), np.zeros(4)).tolist() == [1, 0, 2, 3]
-    with pytest.raises(UserError, match="no two frames of a sequence are 27 or less apart"):
-        load_index(DataConfig("youtube3d", str(root), positive="time", positive_frames=27))

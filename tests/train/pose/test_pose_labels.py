@@ -24,7 +24,7 @@ from peclr_dali.train.config.finetuning import FinetuneGeometryConfig
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
 from peclr_dali.train.pose.sample_errors import with_true_root
-from tests.pipelines.harness import BACKENDS, make_views
+from tests.pipelines.harness import RENDERERS, make_views
 from tests.train.tiny_hands import random_hands_m
 
 COUNT, HEIGHT, WIDTH = 16, 200, 240
@@ -85,23 +85,23 @@ def hands_m() -> npt.NDArray[np.float64]:
     return random_hands_m(np.random.default_rng(1), COUNT)
 
 
-def augmented(backend: Literal["dali", "cpu"], index: Index, keypoint: int) -> View:
+def augmented(renderer: Literal["dali", "cpu"], index: Index, keypoint: int) -> View:
     """Views of dots at one keypoint, over the ranges of fine-tuning; at 128 px the dots stay inside."""
     assert index.keypoints_px is not None
     geometry = FinetuneGeometryConfig(scale=(0.7, 1.0))
     colour = ColourConfig(jitter="none")
     draws = draw_view(Augmentation(geometry, colour), seed=5, epoch=0, view=0, places=np.arange(COUNT))
     images = dot_images(index.keypoints_px[:, keypoint])
-    return make_views(backend, images, index.box_px, [draws], geometry, colour)[0]
+    return make_views(renderer, images, index.box_px, [draws], geometry, colour)[0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("renderer", RENDERERS)
 @pytest.mark.parametrize("keypoint", [0, 9, 10])
 def test_pixels_keypoints_and_intrinsics_stay_consistent(
-    backend: Literal["dali", "cpu"], keypoint: int, hands_m: npt.NDArray[np.float64]
+    renderer: Literal["dali", "cpu"], keypoint: int, hands_m: npt.NDArray[np.float64]
 ) -> None:
     index = labelled(hands_m)
-    view = augmented(backend, index, keypoint)
+    view = augmented(renderer, index, keypoint)
     targets = PoseLabels.of(index).of_view(view, torch.arange(COUNT), PoseConfig())
     seen_px = centroids_px(view.image)
     assert np.abs(targets.keypoints_px[:, keypoint].numpy() - seen_px).max() < 0.1

@@ -1,0 +1,66 @@
+"""Peers that run in a DALI graph of common operators, on the CPU or on a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from nvidia.dali import fn
+from nvidia.dali.pipeline import Pipeline
+from nvidia.dali.types import DALIDataType, DALIImageType
+
+from peclr_dali.bench.loaders.peers.paper_views import RANGES, VIEW_PX, Files, endless_batches
+
+_IMAGENET_MEAN: Final = [0.485 * 255, 0.456 * 255, 0.406 * 255]
+_IMAGENET_STD: Final = [0.229 * 255, 0.224 * 255, 0.225 * 255]
+
+_PREALLOCATED_PX: Final = 1024
+"""Side of the images for which the GPU's decoder takes memory in advance: without it, its rate is uneven."""
+
+
+def on_cpu(files: Files, threads: int, batch: int) -> Iterator[Any]:
+    """Endless batches of two views, (3, 128, 128) float32, by warp_affine, hsv and crop_mirror_normalize."""
+    return _batches(files, threads, batch, "cpu")
+
+
+def on_gpu(files: Files, threads: int, batch: int) -> Iterator[Any]:
+    """The same, decoded and made on the GPU."""
+    return _batches(files, threads, batch, "mixed")
+
+
+def _batches(files: Files, threads: int, batch: int, decoder: Literal["cpu", "mixed"]) -> Iterator[Any]:
+    names = [np.frombuffer(os.fsencode(path), np.uint8) for path in files.paths]
+    order = endless_batches(len(names), batch)
+    source = (([names[sample] for sample in samples], files.boxes_px[samples]) for samples in order)
+    device_id = torch.cuda.current_device() if decoder == "mixed" else None
+    pipeline = Pipeline(batch_size=batch, num_threads=threads, device_id=device_id)
+    with pipeline:
+        kinds = [DALIDataType.UINT8, DALIDataType.FLOAT]
+        path, box_px = fn.external_source(source=source, num_outputs=2, batch=True, dtype=kinds)
+        image = fn.decoders.image(
+            fn.io.file.read(path),
+            device=decoder,
+            output_type=DALIImageType.RGB,
+            preallocate_width_hint=_PREALLOCATED_PX,
+            preallocate_height_hint=_PREALLOCATED_PX,
+        )
+        pipeline.set_outputs(_view(image, box_px), _view(image, box_px))
+    return iter(pipeline.run, None)
+
+
+def _view(image: Any, box_px: Any) -> Any:
+    """A view (3, 128, 128) float32 of the image's box, where the image is. Hue is added, in DALI's linear colours."""
+    uniform = fn.random.uniform
+    scale = uniform(range=RANGES.scale) * VIEW_PX / box_px[2]
+    shift_px = uniform(range=RANGES.x_frac, shape=[2]) * VIEW_PX
+    matrix = fn.transforms.translation(offset=-box_px[:2])
+    matrix = fn.transforms.rotation(matrix, angle=uniform(range=RANGES.rotation_deg))
+    matrix = fn.transforms.scale(matrix, scale=fn.stack(scale, scale))
+    matrix = fn.transforms.translation(matrix, offset=shift_px + VIEW_PX / 2)
+    view = fn.warp_affine(image, matrix=matrix, size=[VIEW_PX, VIEW_PX], inverse_map=False, fill_value=0)
+    saturation, value = uniform(range=RANGES.saturation), uniform(range=RANGES.value)
+    view = fn.hsv(view, hue=180 * uniform(range=RANGES.hue), saturation=saturation, value=value)
+    return fn.crop_mirror_normalize(view, dtype=DALIDataType.FLOAT, mean=_IMAGENET_MEAN, std=_IMAGENET_STD)

@@ -1,0 +1,76 @@
+"""A peer with torchvision's JPEG decoder and torch's grid_sample on a GPU, and files read by threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.io import ImageReadMode, decode_jpeg, read_file
+
+from peclr_dali.bench.loaders.peers.paper_views import VIEW_PX, Draws, Files, draw, endless_batches, source_to_view_px
+
+
+def batches(files: Files, threads: int, batch: int, device: str = "cuda") -> Iterator[tuple[Tensor, ...]]:
+    """Endless batches of two views, (N, 3, 128, 128) uint8 on the device. The next batch's files are read meanwhile.
+
+    The Exif orientation is not applied: torchvision does not offer it on a GPU.
+    """
+    order = endless_batches(len(files.paths), batch)
+    with ThreadPoolExecutor(threads) as pool:
+
+        def read(samples: Sequence[int]) -> tuple[Sequence[int], Iterator[Tensor]]:
+            return samples, pool.map(read_file, [files.paths[sample] for sample in samples])
+
+        following = read(next(order))
+        while True:
+            (samples, encoded), following = following, read(next(order))
+            images = decode_jpeg(list(encoded), ImageReadMode.RGB, device=device)
+            yield make_views(images, files.boxes_px[samples], draw(2, batch)).unbind()
+
+
+def make_views(images: Sequence[Tensor], boxes_px: Any, draws: Draws) -> Any:
+    """(2, N, 3, 128, 128) uint8 views of N decoded images (3, H, W) uint8, on their device; draws are (2, N).
+
+    Images of one size are sampled together.
+    """
+    device, shapes = images[0].device, np.array([image.shape[1:] for image in images])
+    matrices = torch.from_numpy(grid_matrices(source_to_view_px(boxes_px, draws), shapes)).to(device)
+    views = torch.empty((2, len(images), 3, VIEW_PX, VIEW_PX), device=device)
+    for shape in np.unique(shapes, axis=0):
+        rows = np.flatnonzero((shapes == shape).all(axis=1)).tolist()
+        same = torch.stack([images[row] for row in rows]).float()
+        for view in range(2):
+            grid = F.affine_grid(matrices[view, rows], [len(rows), 3, VIEW_PX, VIEW_PX], align_corners=False)
+            views[view, rows] = F.grid_sample(same, grid, align_corners=False)
+    factors = Draws(*torch.from_numpy(np.array(draws, np.float32)).to(device)[..., None, None])
+    return (255 * jitter_hsv(views / 255, factors)).round_().to(torch.uint8)
+
+
+def grid_matrices(matrices_px: Any, shapes_px: Any) -> Any:
+    """(..., N, 2, 3) float32 for `affine_grid`, which maps from view to source, both from -1 to 1.
+
+    Args:
+        matrices_px: (..., N, 2, 3) from source to view in pixels, corner-based.
+        shapes_px: (N, 2) heights and widths of the sources.
+    """
+    per_px, linear = 2 / shapes_px[:, ::-1, None], np.linalg.inv(matrices_px[..., :2])
+    center_px = linear @ (VIEW_PX / 2 - matrices_px[..., 2:])
+    return np.concatenate([linear * (VIEW_PX / 2) * per_px, center_px * per_px - 1], axis=-1).astype(np.float32)
+
+
+def jitter_hsv(rgb: Tensor, factors: Draws) -> Any:
+    """Scale hue and saturation and map the value of (..., 3, H, W) RGB from 0 to 1; factors are (..., 1, 1)."""
+    (red, green, blue), value, least = rgb.unbind(-3), rgb.amax(-3), rgb.amin(-3)
+    chroma = (value - least).clamp_min(1e-6)
+    after_green = torch.where(value == green, (blue - red) / chroma + 2, (red - green) / chroma + 4)
+    hue = torch.where(value == red, (green - blue) / chroma % 6, after_green) * factors.hue
+    saturation = (value - least) / value.clamp_min(1e-6) * factors.saturation
+    value = (value * factors.value + factors.value_shift).clamp_max(1)
+    sectors = torch.stack([(hue + number) % 6 for number in (5, 3, 1)], dim=-3)
+    share = torch.minimum(sectors, 4 - sectors).clamp(0, 1)
+    return value.unsqueeze(-3) * (1 - saturation.unsqueeze(-3) * share)

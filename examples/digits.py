@@ -1,0 +1,117 @@
+"""Run `.venv/bin/python -m examples.digits`: tells digits apart in photographs of hands, from frozen features.
+
+It is the usual test of self-supervised encoders (Chen et al., "A Simple Framework for Contrastive Learning of Visual
+Representations", 2020, appendix B.8): scikit-learn's logistic regression on features of the encoder, which is not
+trained any more. The classifier sees the photographs of a few people, and is tested on people whom neither it nor
+pre-training has seen. Beside it are raw pixels and an untrained encoder. `make photographs` prepares what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.figure import Figure
+from pydantic import TypeAdapter
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
+
+from peclr_dali.models.encoders import Encoder, make_encoder
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.probe.features import features_of_rows, trained_encoder
+from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
+
+PEOPLE = (2, 5, 10, 20, 40)
+DRAWS = 10  # of the few people; the accuracy is their mean
+Table = dict[str, npt.NDArray[Any]]
+
+
+def read_network(source: Path) -> tuple[Config | FinetuneConfig, Encoder]:
+    """The configuration and the encoder of a run (its folder or a checkpoint)."""
+    path = find_checkpoint(source, "the folder of a run, or a checkpoint")
+    saved = load_checkpoint(path)
+    kind: Any = FinetuneConfig if "pose" in saved["config"] else Config
+    config = TypeAdapter(kind).validate_python(saved["config"])
+    return config, trained_encoder(saved, str(path), config)
+
+
+def read_labels(file: Path, images: list[str]) -> Table:
+    """The columns label, person and part of a CSV, in the order of `images`."""
+    with file.open(newline="") as opened:
+        lines = {line["file"]: line for line in csv.DictReader(opened)}
+    return {name: np.array([lines[image][name] for image in images]) for name in ("label", "person", "part")}
+
+
+def accuracy(features: npt.NDArray[np.float32], table: Table, people: npt.NDArray[Any]) -> float:
+    """Share of the held-out photographs (N, D) whose digit is told right, with labels of `people` alone."""
+    fitted, tested = np.isin(table["person"], people), table["part"] == "test"
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000))
+    with threadpool_limits(1):  # the matrices are small: threads would wait for each other
+        classifier.fit(features[fitted], table["label"][fitted])
+        return float(classifier.score(features[tested], table["label"][tested]))
+
+
+def by_people(features: npt.NDArray[np.float32], table: Table) -> dict[int, float]:
+    """The accuracy for each number of people with labels, at last for all who are not held out."""
+    everybody = np.unique(table["person"][table["part"] == "train"])
+    found = {}
+    for count in (count for count in PEOPLE if count < len(everybody)):
+        rng = np.random.default_rng(count)  # the same people for every encoder
+        draws = [rng.choice(everybody, count, replace=False) for _ in range(DRAWS)]
+        found[count] = float(np.mean([accuracy(features, table, people) for people in draws]))
+    return {**found, len(everybody): accuracy(features, table, everybody)}
+
+
+def draw(file: Path, results: dict[str, dict[int, float]]) -> None:
+    """Draw the accuracy over the number of people with labels."""
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name, found in results.items():
+        axes.plot(list(found), [100 * share for share in found.values()], "o-", label=name)
+    axes.set_xscale("log")
+    axes.set_xticks(list(found), [str(count) for count in found])
+    axes.minorticks_off()
+    axes.set(ylim=(0, 100), xlabel="people whose photographs have labels", ylabel="digits told right [%]")
+    axes.grid(color="0.92")
+    axes.legend(frameon=False, loc="lower right")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=120)
+
+
+def main() -> None:
+    """Compute features, fit classifiers, print a table, draw a figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("networks", nargs="+", type=Path, help="folders of runs, or checkpoints")
+    parser.add_argument("--images", type=Path, default=Path(".data/sign_digits/images"))
+    parser.add_argument("--boxes", type=Path, default=Path(".data/sign_digits/boxes.csv"))
+    parser.add_argument("--labels", type=Path, default=Path(".data/sign_digits/fold_0/labels.csv"))
+    parser.add_argument("--out", type=Path, default=Path("runs/digits.png"))
+    args = parser.parse_args()
+    index = load_index(DataConfig("folder", str(args.images), box=str(args.boxes)))
+    table = read_labels(args.labels, index.paths)
+    networks: dict[str, tuple[Any, Encoder | None]] = {str(path): read_network(path) for path in args.networks}
+    first, _ = networks[str(args.networks[0])]
+    torch.manual_seed(0)
+    networks["untrained encoder"] = first, make_encoder(first.encoder.name, first.geometry.side_px).eval()
+    networks["raw pixels"] = first, None
+    results = {}
+    for name, (config, encoder) in networks.items():
+        readable, features, _ = features_of_rows(encoder, index, np.arange(len(index)), config, lambda *_: None)
+        assert readable.all(), f"{index.paths[int(readable.argmin())]} cannot be read"
+        results[name] = by_people(features, table)
+        print(f"{name}: " + ", ".join(f"{share:.1%} ({count} people)" for count, share in results[name].items()))
+    draw(args.out, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The maps of the equivariance error, for networks whose error is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from peclr_dali.bench.studies import measure
+from peclr_dali.bench.studies.measure import Arrays, measure_errors, measure_maps, shifted
+from peclr_dali.models.pose import PoseOutput
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources import load_index
+from peclr_dali.skeleton import HAND
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.pose.inference import canonical_loader
+from peclr_dali.train.pose.metrics import Floats
+from peclr_dali.train.pose.pose_run import PoseRun
+from tests.train import tiny_hands
+
+
+@pytest.fixture(autouse=True)
+def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "ANGLES_DEG", np.linspace(-80, 80, 5))
+    monkeypatch.setattr(measure, "SHIFTS_PX", np.linspace(-25, 25, 3))
+
+
+class Known(nn.Module):
+    """Takes the place of a network: finds a blob of light, or always says the same."""
+
+    skeleton = HAND
+
+    def __init__(self, *, finds: bool) -> None:
+        super().__init__()
+        self.finds, self.nothing = finds, nn.Parameter(torch.zeros(1))
+
+    def forward(self, image: Tensor, intrinsics: Tensor) -> PoseOutput:
+        side = image.shape[-1]
+        place = torch.full((len(image), 2), 0.75 * side, dtype=torch.float64)
+        if self.finds:
+            light = image.double().sum(dim=1)
+            weight = light / light.sum(dim=(1, 2), keepdim=True)
+            centres = torch.arange(side, dtype=torch.float64) + 0.5
+            place = torch.stack([weight.sum(1) @ centres, weight.sum(2) @ centres], dim=1)
+        depth = torch.zeros(len(image), 21)
+        return PoseOutput(
+            place[:, None].expand(-1, 21, 2), depth, depth[:, 0], depth[:, 0], torch.zeros(len(image), 21, 3)
+        )
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of one bright blob on black, off the centre; the labels are those of hands."""
+    import cv2
+
+    root = tmp_path_factory.mktemp("data") / "blobs"
+    tiny_hands.write_hands(root, 3)
+    for number, file in enumerate(sorted((root / "training" / "rgb").iterdir())):
+        picture = np.zeros((64, 64, 3), np.uint8)
+        cv2.circle(picture, (35 - number % 5, 30), 4, (255, 255, 255), -1)
+        cv2.imwrite(str(file), picture)
+    return root
+
+
+def config_of(blobs: Path) -> FinetuneConfig:
+    overrides = [*tiny_hands.TINY, f"data.root={blobs}", "data.split=all", "data.box=center", "data.center_frac=1.0",
+                 "data.box_margin=1.0", "geometry.side_px=64"]  # fmt: skip
+    return load_config(FinetuneConfig, [], overrides)
+
+
+def maps_of(blobs: Path, *, finds: bool) -> Arrays:
+    network: Any = Known(finds=finds)
+    return measure_maps(PoseRun(Path("run"), 1, config_of(blobs), network, True), ["data.split=all"])
+
+
+def test_a_network_that_follows_the_picture_has_no_error(blobs: Path) -> None:
+    found = maps_of(blobs, finds=True)
+    assert found["rotation_deg"].tolist() == [-80, -40, 0, 40, 80]
+    assert found["shift_px"].tolist() == [-25, 0, 25]
+    np.testing.assert_allclose(found["rotation_error_px"], 0, atol=0.5)
+    np.testing.assert_allclose(found["shift_error_px"], 0, atol=0.5)
+
+
+def test_each_process_of_torchrun_measures_all_images(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    np.testing.assert_allclose(maps_of(blobs, finds=True)["rotation_error_px"], 0, atol=0.5)
+    network: Any = Known(finds=True)
+    errors = measure_errors(PoseRun(Path("run"), 1, config_of(blobs), network, True), ["data.split=all"])
+    assert np.isfinite(errors["epe_px"]).all()
+
+
+def test_a_network_that_always_says_the_same_has_the_length_of_the_motion(blobs: Path) -> None:
+    """A quarter of the side from the centre in x and y: 32 px of 128 each."""
+    found = maps_of(blobs, finds=False)
+    chords = 2 * 32 * np.sqrt(2) * np.sin(np.radians(np.abs(found["rotation_deg"])) / 2)
+    np.testing.assert_allclose(found["rotation_error_px"], chords, atol=1e-3)
+    of_constant = found["constant_rotation_error_px"]  # of the mean labels, in the whole picture of 64 px
+    keypoints_px = load_index(config_of(blobs).data).keypoints_px
+    assert keypoints_px is not None
+    distances_px = np.linalg.norm(2 * keypoints_px.mean(axis=0) - 64, axis=1)
+    np.testing.assert_allclose(of_constant, chords / (32 * np.sqrt(2)) * distances_px.mean(), atol=0.01)
+    x, y = np.meshgrid(found["shift_px"], found["shift_px"])
+    np.testing.assert_allclose(found["shift_error_px"], np.hypot(x, y), atol=1e-3)
+
+
+def centre_of_the_blob(index: Index, config: FinetuneConfig, rotation_deg: float = 0.0) -> Floats:
+    """(x, y) in the first canonical view, in pixels."""
+    with canonical_loader(index, np.arange(1), 1, config, World(), rotation_deg) as loader:
+        (batch,) = loader
+    light = batch.views[0].image[0].double().sum(dim=0)
+    places = torch.arange(len(light), dtype=torch.float64) + 0.5
+    return torch.stack([light.sum(0) @ places, light.sum(1) @ places]).numpy() / float(light.sum())
+
+
+def test_a_shift_to_the_right_and_down_shows_the_hand_there_and_rotations_turn_x_to_y(blobs: Path) -> None:
+    config = config_of(blobs)
+    index = load_index(config.data)
+    still = centre_of_the_blob(index, config)
+    moved = centre_of_the_blob(shifted(index, (20.0, 6.0)), config)
+    np.testing.assert_allclose(moved - still, [10, 3], atol=0.3)  # 64 px of 128
+    turned = centre_of_the_blob(index, config, 90.0)
+    x, y = still - 32
+    np.testing.assert_allclose(turned - 32, [-y, x], atol=0.3)

@@ -1,0 +1,110 @@
+"""What fails on one rank fails on all, and is reported once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from peclr_dali.errors import AnotherRankFailed
+from peclr_dali.train.distributed.all_ranks import on_all_ranks
+from peclr_dali.train.distributed.world import World, described_world, joined
+from tests.train import ranks, tiny_run
+
+
+def test_one_process_raises_its_own_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        on_all_ranks(World(), lambda: 1 / 0)
+
+
+def _fail_on_ranks_1_and_2(out: str) -> None:
+    world = described_world("cpu")
+    with joined(world, 60.0):
+        try:
+            on_all_ranks(world, lambda: on_all_ranks(world, lambda: 1 / (0 if world.rank in (1, 2) else 1)))
+        except (ZeroDivisionError, AnotherRankFailed) as error:
+            Path(out, str(world.rank)).write_text(repr(error))
+
+
+def test_the_lowest_failed_rank_raises_its_error_through_nested_calls(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    ranks.finish(ranks.start_ranks(3, _fail_on_ranks_1_and_2, str(tmp_path), log=log), log)
+    found = [(tmp_path / str(rank)).read_text() for rank in range(3)]
+    elsewhere = "AnotherRankFailed('rank 1 has failed; see its output')"
+    assert found == [elsewhere, "ZeroDivisionError('division by zero')", elsewhere]
+
+
+def pretrain_where_rank_1_differs(what: str, settings: list[str], *others: str) -> None:
+    elsewhere = World(1, 2, 1, torch.device("meta"), 2)
+    change: dict[str, AbstractContextManager[Any]] = {
+        "device": patch("peclr_dali.train.trainer.described_world", return_value=elsewhere),
+        "precision": patch("peclr_dali.train.steps.training_state.resolve_precision", return_value="fp64"),
+    }
+    if os.environ["RANK"] == "0":
+        ranks.pretrain(settings)
+    with change.get(what, nullcontext()):
+        ranks.pretrain([*settings, *others])
+
+
+@pytest.mark.parametrize(
+    ("what", "others", "said"),
+    [
+        ("device", [], r"different devices \(rank 0: cpu, rank 1: meta\)"),
+        ("precision", [], r"different precisions: rank 0 on \S+ has fp32, rank 1 on \S+ has fp64\."),
+        (
+            "data", ["data.root={here}/few", "pipelines.threads=2"],
+            r"different data: rank 0 on \S+ has 50 images \(.*\), rank 1 on \S+ has 49 images \(",
+        ),
+        ("rate", ["optim.lr=2e-3"], r"different values of optim\.lr: rank 0 on \S+ has 0\.001, rank 1 .* has 0\.002\."),
+    ],
+    ids=["device", "precision", "data", "rate"],
+)  # fmt: skip
+def test_ranks_that_differ_do_not_begin(what: str, others: list[str], said: str, tmp_path: Path) -> None:
+    """Their weights would part without a message, or they would wait for each other in vain."""
+    tiny_run.write_images(tmp_path / "all")
+    tiny_run.write_images(tmp_path / "few", 49)
+    settings = tiny_run.settings(tmp_path / "all", tmp_path / "run", "train.precision=fp32")
+    started = ranks.start_ranks(
+        2, pretrain_where_rank_1_differs, what, settings, *(one.format(here=tmp_path) for one in others),
+        log=tmp_path / "log",
+    )  # fmt: skip
+    output = ranks.finish(started, tmp_path / "log", code=2)
+    line = next(line for line in output.splitlines() if "error" in line)
+    assert re.search(f"error: the ranks have {said}", line)
+    assert output.count("error: ") == (2 if what == "device" else 1)
+    assert "Traceback" not in output
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def pretrain_where_rank_1_has_no_room(action: str, settings: list[str]) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/labels.json")
+    with patch(action, side_effect=full) if os.environ["RANK"] == "1" else nullcontext():
+        ranks.pretrain(settings)
+
+
+@pytest.mark.parametrize(("action", "code"), [("load_index", 2), ("Meter", 1)], ids=["agreed", "alone"])
+def test_ranks_leave_at_once_when_one_has_no_room(action: str, code: int, tmp_path: Path) -> None:
+    """The others would wait for ten minutes. Outside of `on_all_ranks` they see that the connection is closed."""
+    tiny_run.write_images(tmp_path / "images")
+    settings = tiny_run.settings(tmp_path / "images", tmp_path / "run", "run.rank_timeout_s=600")
+    log = tmp_path / "log"
+    where = f"peclr_dali.train.trainer.{action}"
+    processes = ranks.start_ranks(2, pretrain_where_rank_1_has_no_room, where, settings, log=log)
+    try:
+        for process, expected in zip(processes, (code, 2), strict=True):
+            process.join(200)
+            assert process.exitcode == expected
+    finally:
+        ranks.kill(processes)
+    output = log.read_text()
+    (line,) = (line for line in output.splitlines() if "/data/labels.json" in line)
+    assert line.startswith("rank 1 on ")
+    assert "error: /data/labels.json: No space left on device" in line
+    assert ("Traceback" in output) == (code == 1)
