@@ -14,16 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import as_numbers, parse_json
+from peclr_dali.parsing import as_numbers, file_name, parse_json
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 from peclr_dali.skeleton import HAND
 
 _COLUMNS: Final = ("file", "x0", "y0", "x1", "y1")
-_WITH_CONFIDENCE: Final = (*_COLUMNS, "hand", "confidence")
 _LANDMARKS: Final = tuple(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy")
-_HEADERS: Final = (_COLUMNS, _WITH_CONFIDENCE[:-1], _WITH_CONFIDENCE, (*_WITH_CONFIDENCE, *_LANDMARKS))
 _WITHOUT_BOX: Final = ("none", "unreadable")
 _HANDS: Final = ("left", "right", *_WITHOUT_BOX)
 _LARGEST_PX: Final = 1e7
@@ -36,14 +34,10 @@ class _Row(NamedTuple):
     """A row, not checked yet. `hand` is None in all rows of a file without hands, likewise `landmarks`."""
 
     where: str
-    name: object
+    name: str
     edges: Sequence[object]
-    hand: object
+    hand: str | None
     landmarks: Sequence[str] | None = None
-
-    def wrong(self, found: str, expected: str) -> UserError:
-        """The error about this row."""
-        return UserError(f"{self.where}: {found}; expected {expected}. Mend this row.")
 
 
 def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
@@ -81,12 +75,13 @@ class Boxes(NamedTuple):
 def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
     """Read the boxes of a file.
 
-    A CSV has the header `file,x0,y0,x1,y1`, with or without `hand`, after it `confidence`, and after that the
-    landmarks, as tools/find_boxes.py writes them; a JSON is `{"hand.jpg": [x0, y0, x1, y1]}` or a list of objects with
-    the CSV's columns as keys, without landmarks. Edges are in pixels of the
-    image as displayed (EXIF orientation applied), corner-based. With "hand", each row is a hand, "left" or "right", and
-    an image may have several; a row with "none" or "unreadable" has no box. The same box of the same hand counts once.
-    The confidence is not read.
+    A CSV has a header with the columns file, x0, y0, x1, y1, and maybe hand and the landmarks, as tools/find_boxes.py
+    writes them; other columns are not read. Edges are in pixels of the image as displayed (EXIF orientation applied),
+    corner-based. With "hand", each row is a hand, "left" or "right", and an image may have several; a row with "none"
+    or "unreadable" has no box. The same box of the same hand counts once.
+
+    A JSON file is in COCO's format: each annotation's `bbox` is a hand, a left one if the name of its category begins
+    with "left".
 
     Args:
         names: (N,) the images' names in the file: relative to the source's folder, with "/".
@@ -95,43 +90,46 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
         UserError: the file is missing or unreadable or has no box, a box is invalid, its image is unknown, or it is
             a second one without "hand".
     """
+    read = {".csv": _csv_rows, ".json": _coco_rows}.get(file.suffix.lower())
+    if read is None:
+        raise UserError(
+            f"data.box = {str(file)!r}: expected a .csv or .json file of boxes, or 'center'; 'joints' is for sources "
+            "with keypoints."
+        )
     row_of = {name: row for row, name in enumerate(names)}
-    seen, repeated, left = set[object](), list[str](), list[bool]()
+    seen, left, repeated, has_hands = set[object](), list[bool](), 0, False
     images, edges_px, landmarks_px = list[int](), list[npt.NDArray[np.float64]](), list[npt.NDArray[np.float32]]()
-    for row in _rows(file):  # not kept: millions of rows are read
-        has_hands = row.hand is not None
-        image = row_of.get(row.name.removeprefix("./")) if isinstance(row.name, str) else None
-        if image is None:
-            raise UserError(
-                f"{row.where}: there is no image {_text(row.name)}; names are relative to the source's folder, such as "
-                f"{names[0]!r}. Mend the name or remove the box."
-            )
-        if row.hand is None and image in seen:
-            raise row.wrong(f"a second box for {row.name!r}", "one, unless the file has a column 'hand'")
-        if row.hand is not None and row.hand not in _HANDS:
-            raise row.wrong(f"hand is {_text(row.hand)}", ", ".join(_HANDS))
-        if row.hand in _WITHOUT_BOX:
-            if any(edge not in ("", None) for edge in row.edges):
-                raise row.wrong(f"hand is {row.hand!r}, and the box is {_text(list(row.edges))}", "no box there")
-            continue
-        box_px = as_numbers(row.edges)
-        if box_px is None or box_px.shape != (4,) or not np.isfinite(box_px).all() or (box_px[2:] <= box_px[:2]).any():
-            expected = "x0, y0, x1, y1 in pixels with x0 < x1 and y0 < y1"
-            raise row.wrong(f"{_text(list(row.edges))} is not a box", expected)
-        key = image if row.hand is None else (image, row.hand, box_px.tobytes())
-        if key in seen:
-            repeated.append(row.where)
-            continue
-        seen.add(key)
-        left.append(row.hand == "left")
-        if row.landmarks is not None:
-            landmarks_px.append(_landmarks_px(row, row.landmarks))
-        images.append(image)
-        edges_px.append(box_px)
+    with dataset_file(
+        file, "boxes as CSV in UTF-8, or in COCO's JSON format", "Mend it, or name another file."
+    ) as path:
+        for row in read(file, path.read_bytes().decode("utf-8-sig", errors="surrogateescape")):
+            has_hands, image = row.hand is not None, row_of.get(row.name.removeprefix("./"))
+            if image is None:
+                raise UserError(
+                    f"{row.where}: there is no image {row.name[:80]!r}; names are relative to the source's folder, "
+                    f"such as {names[0]!r}. Mend the name or remove the box."
+                )
+            if row.hand is not None and row.hand not in _HANDS:
+                raise UserError(f"{row.where}: hand is {row.hand[:80]!r}; expected {', '.join(_HANDS)}. Mend this row.")
+            if row.hand in _WITHOUT_BOX:
+                continue
+            box_px = _box_px(row)
+            key = image if row.hand is None else (image, row.hand, box_px.tobytes())
+            if key in seen and row.hand is None:
+                expected = "one, unless the file has a column 'hand'"
+                raise UserError(f"{row.where}: a second box for {row.name!r}; expected {expected}. Mend this row.")
+            repeated += key in seen
+            if key not in seen:
+                seen.add(key)
+                left.append(row.hand == "left")
+                images.append(image)
+                edges_px.append(box_px)
+                if row.landmarks is not None:
+                    landmarks_px.append(_landmarks_px(row.where, row.landmarks))
     if not seen:
         raise UserError(f"{file}: holds no box. Add boxes, or leave data.box out to use whole images.")
     if repeated:
-        _log.warning("%s: the same hand as in a row before; %d such rows are left out", repeated[0], len(repeated))
+        _log.warning("%s: %d rows repeat a hand of a row before, and are left out", file, repeated)
     order = np.argsort(images, kind="stable")
     edges = np.array(edges_px)[order]
     return Boxes(
@@ -140,6 +138,59 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
         np.array(left)[order] if has_hands else None,
         np.array(landmarks_px)[order] if landmarks_px else None,
     )
+
+
+def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
+    lines = csv.reader(io.StringIO(text, newline=""))
+    header = [cell.strip() for cell in next(lines, [])]
+    if not {*header} >= {*_COLUMNS}:
+        raise UserError(
+            f"{file}: line 1 is {','.join(header)[:80]!r}; expected a header with the columns {','.join(_COLUMNS)}, "
+            "separated by commas. Write it, and the boxes below it."
+        )
+    has_landmarks = {*header} >= {*_LANDMARKS}
+    for cells in filter(None, lines):
+        row = dict(
+            zip(header, (cells[0], *(cell.strip() for cell in cells[1:])), strict=False)
+        )  # a name may have spaces
+        edges = [row.get(column, "") for column in _COLUMNS[1:]]
+        hand = row.get("hand", "") if "hand" in header else None
+        landmarks = [row.get(column, "") for column in _LANDMARKS] if has_landmarks else None
+        yield _Row(f"{file}, line {lines.line_num}", row.get("file", ""), edges, hand, landmarks)
+
+
+def _coco_rows(file: Path, text: str) -> Iterator[_Row]:
+    content = parse_json(text)
+    name_of = {image["id"]: image["file_name"] for image in content["images"]}
+    category_of = {one["id"]: str(one["name"]) for one in content.get("categories", [])}
+    for number, one in enumerate(content["annotations"]):
+        x, y, width, height = one["bbox"]
+        hand = "left" if category_of.get(one.get("category_id"), "").lower().startswith("left") else "right"
+        name = file_name(name_of[one["image_id"]])
+        yield _Row(f"{file}, annotation {number}", name, (x, y, x + width, y + height), hand)
+
+
+def _box_px(row: _Row) -> npt.NDArray[np.float64]:
+    """The edges x0, y0, x1, y1 of a row, (4,)."""
+    box_px = as_numbers(row.edges)
+    if box_px is None or not np.isfinite(box_px).all() or (box_px[2:] <= box_px[:2]).any():
+        raise UserError(
+            f"{row.where}: {str(list(row.edges))[:80]} is not a box; expected x0, y0, x1, y1 in pixels with x0 < x1 "
+            "and y0 < y1. Mend this row."
+        )
+    return box_px
+
+
+def _landmarks_px(where: str, cells: Sequence[str]) -> npt.NDArray[np.float32]:
+    """The landmarks of a hand, (21, 2); NaN if there are none, as in a row that was added by hand."""
+    if not any(cells):
+        return np.full((len(HAND), 2), np.nan, np.float32)
+    values = as_numbers(cells)
+    if values is None or not (np.abs(values) < _LARGEST_PX).all():
+        raise UserError(
+            f"{where}: {str(list(cells))[:80]} are no landmarks; expected {len(_LANDMARKS)} numbers. Mend it."
+        )
+    return values.reshape(-1, 2).astype(np.float32)
 
 
 def boxes_of_images(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -187,72 +238,3 @@ def _with_whole_images(boxes: Boxes, file: Path, names: Sequence[str]) -> npt.ND
         counts = f"{len(without)} of {len(names)} images ({names[without[0]]} the first)"
         _log.warning("%s: no box for %s; for these, the whole image is used", file, counts)
     return boxes_px
-
-
-def _rows(file: Path) -> Iterator[_Row]:
-    read = {".csv": _csv_rows, ".json": _json_rows}.get(file.suffix.lower())
-    if read is None:
-        raise UserError(
-            f"data.box = {str(file)!r}: expected a .csv or .json file of boxes, or 'center'; 'joints' is for sources "
-            "with keypoints."
-        )
-    remedy = "Mend it, or give the path of another .csv or .json file."
-    with dataset_file(file, "a file of boxes in UTF-8", remedy) as path:
-        yield from read(file, path.read_bytes().decode("utf-8-sig", errors="surrogateescape"))
-
-
-def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
-    lines = csv.reader(io.StringIO(text, newline=""))
-    header = tuple(cell.strip() for cell in next(lines, []))
-    if header not in _HEADERS:
-        raise UserError(
-            f"{file}: line 1 is {','.join(header)[:80]!r}; expected the header {','.join(_COLUMNS)!r}, with or without "
-            "hand, confidence and all columns of landmarks. Columns are separated by commas, edges are in pixels. "
-            "Write this header, and the boxes below it."
-        )
-    for cells in filter(None, lines):
-        name, *others = cells[0], *(cell.strip() for cell in cells[1:])  # a name may begin with a space
-        surplus = others[len(header) - 1 :]
-        hand = "".join(others[4:5]) if "hand" in header else None
-        landmarks = others[6 : len(header) - 1] if header[-1] in _LANDMARKS else None
-        yield _Row(f"{file}, line {lines.line_num}", name, [*others[:4], *surplus], hand, landmarks)
-
-
-def _json_rows(file: Path, text: str) -> Iterator[_Row]:
-    content = parse_json(text, unique_keys=True)
-    if isinstance(content, dict):
-        for name, edges in content.items():
-            yield _Row(f"{file}, {_text(name)}", name, edges if isinstance(edges, list) else [edges], None)
-        return
-    if not isinstance(content, list):
-        forms = '{"hand.jpg": [x0, y0, x1, y1], ...} or a list of objects'
-        raise UserError(f"{file}: expected {forms}, found {text[:40]!r}. Write the boxes in one of these forms.")
-    hands = any(isinstance(entry, dict) and "hand" in entry for entry in content)
-    for number, entry in enumerate(content, start=1):
-        where = f"{file}, entry {number}"
-        if not isinstance(entry, dict) or not entry.keys() >= set(_COLUMNS):
-            keys = ", ".join(_COLUMNS)
-            raise UserError(f"{where}: found {_text(entry)}; expected an object with the keys {keys}. Mend this entry.")
-        hand = (entry.get("hand") or "") if hands else None
-        yield _Row(where, entry["file"], [entry[key] for key in _COLUMNS[1:]], hand)
-
-
-def _landmarks_px(row: _Row, cells: Sequence[str]) -> npt.NDArray[np.float32]:
-    """The landmarks of a hand, (21, 2); NaN if there are none, as in a row that was added by hand."""
-    if not any(cells):
-        return np.full((len(HAND), 2), np.nan, np.float32)
-    values = as_numbers(cells)
-    if values is None or values.shape != (len(_LANDMARKS),) or not (np.abs(values) < _LARGEST_PX).all():
-        raise row.wrong(
-            f"{len(cells)} cells for landmarks, {_text(list(cells))}", f"{len(_LANDMARKS)} numbers below 1e7"
-        )
-    return values.reshape(-1, 2).astype(np.float32)
-
-
-def _text(value: object) -> str:
-    """A value as text for messages."""
-    try:
-        text = repr(value)
-    except RecursionError:
-        text = "lists in lists"
-    return text if len(text) <= 80 else f"{text[:80]}..."

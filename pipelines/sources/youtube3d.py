@@ -10,11 +10,12 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
+import ijson
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter
+from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.errors import UserError
@@ -23,7 +24,7 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.image_sizes import read_upright_size_px
 from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.sources.annotations.cache import Tables, remembered
-from peclr_dali.pipelines.sources.annotations.json_stream import checked, elements, rows_of_images
+from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 from peclr_dali.pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
 from peclr_dali.pipelines.sources.annotations.stored_images import image_name, stored_images
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
@@ -31,6 +32,8 @@ from peclr_dali.pipelines.sources.subsets import refuse_split
 
 _SAME_SHAPE: Final = 0.01
 """Largest relative difference of aspect ratios that count as equal, as those of 854 x 480 and 1280 x 720."""
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +152,16 @@ _FRAME: Final = TypeAdapter(_Frame)
 _HAND: Final = TypeAdapter(_Hand)
 
 
+def _checked(kind: TypeAdapter[T], entry: object, where: str) -> T:
+    """The entry as `kind` describes it; a `UserError` names its place, `where`, and the first mistake."""
+    try:
+        return kind.validate_python(entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f" {name}:" for name in first["loc"])
+        raise UserError(f"{where}:{place} {first['msg'][:160]}. Unpack the dataset again.") from error
+
+
 def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables:
     """Read the annotations of a file, without the meshes.
 
@@ -156,23 +169,34 @@ def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables
         Per image: names (M,), size_px (M, 2) width and height. Per hand: image (N,) its row among the images, is_left
         (N,), low_px and high_px (N, 2) of the vertices, and with a regressor xyz_px (N, 21, 3).
     """
-    images, image_ids, is_left = list[_Frame](), list[int](), list[bool]()
-    low_px, high_px, xyz_px = [], [], []
-    for key, entry in elements(file):
-        if key == "images":
-            images.append(checked(_FRAME, entry, f"{file}, image {len(images)}"))
-        elif key == "annotations":
-            hand = checked(_HAND, entry, f"{file}, annotation {len(image_ids)}")
-            image_ids.append(hand.image_id)
+    log.info("%s is read; this takes about a minute, once", file)
+    image_ids, is_left, low_px, high_px, xyz_px = list[int](), list[bool](), [], [], []
+    expected = "the dataset's annotations, a JSON object with the lists 'images' and 'annotations'"
+    remedy = "Check data.root, or unpack the dataset again."
+    with dataset_file(file, expected, remedy) as path, path.open("rb") as content:  # two GB: never whole in memory
+        entries = ijson.items(content, "images.item", use_float=True)
+        images = [_checked(_FRAME, entry, f"{file}, image {number}") for number, entry in enumerate(entries)]
+        content.seek(0)
+        row_of = {image.id: row for row, image in enumerate(images)}
+        for number, entry in enumerate(ijson.items(content, "annotations.item", use_float=True)):
+            hand = _checked(_HAND, entry, f"{file}, annotation {number}")
+            if hand.image_id not in row_of:
+                raise UserError(
+                    f"{file}, annotation {number}: none of the {len(images)} images has the id {hand.image_id}. Use "
+                    "images and annotations of one file, as published."
+                )
+            image_ids.append(row_of[hand.image_id])
             is_left.append(hand.is_left)
             low_px.append(hand.vertices[:, :2].min(axis=0))
             high_px.append(hand.vertices[:, :2].max(axis=0))
             if regressor is not None:
                 xyz_px.append(regressor @ hand.vertices)
+    if not image_ids:
+        raise UserError(f"{file}: {len(images)} images and 0 annotations; expected some. Unpack the dataset again.")
     tables: Tables = {
         "names": np.array([image.name for image in images]),
         "size_px": np.array([(image.width, image.height) for image in images]),
-        "image": rows_of_images(file, [image.id for image in images], image_ids),
+        "image": np.array(image_ids, np.int64),
         "is_left": np.array(is_left),
         "low_px": np.array(low_px),
         "high_px": np.array(high_px),

@@ -35,11 +35,7 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     Raises:
         UserError: a file or folder is missing or unreadable.
     """
-    return remembered_for(name, [stamp for file in files for stamp in _stamps(file)], read)
-
-
-def remembered_for(name: str, stamps: object, read: Callable[[], Tables]) -> Tables:
-    """The result of `read` from the cache, if it was remembered for stamps that have the same `repr`."""
+    stamps = [stamp for file in files for stamp in _stamps(file)]
     key = hashlib.blake2b(repr((name, stamps)).encode(), digest_size=12).hexdigest()
     entry = user_cache() / "peclr-dali" / f"{name}-{key}.npz"
     try:

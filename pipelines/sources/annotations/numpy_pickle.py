@@ -1,16 +1,14 @@
 """Reads pickles of NumPy arrays without running code in them.
 
-`pickle.load` calls every function that a pickle names. This reader allows only NumPy's array, dtype and number, and
-replaces them by plain containers. NumPy's own constructors run only after every part has been checked.
+`pickle.load` calls every function that a pickle names. This reader knows only NumPy's array, dtype and number, and
+keeps plain data in their place. An array is made of these data at the end, by `numpy.frombuffer`, which checks them.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +18,6 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 
 _PLAIN_DTYPE: Final = re.compile(r"[?]|[biufcSU][0-9]{1,4}")
-_MODULES: Final = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 
 
 def read_numpy_pickle(file: Path) -> dict[str, Any]:
@@ -33,7 +30,7 @@ def read_numpy_pickle(file: Path) -> dict[str, Any]:
     """
     with dataset_file(file, "a pickled dictionary of arrays") as path:
         try:
-            content = _Unpickler(path.read_bytes()).load()
+            content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()  # as Python 2 wrote them
         except _RefusedError as refused:
             raise UserError(
                 f"{file}: this pickle asks for {refused}, which could run as code. Nothing of it was run: only NumPy's "
@@ -41,7 +38,7 @@ def read_numpy_pickle(file: Path) -> dict[str, Any]:
             ) from None
         if not isinstance(content, dict):
             raise ValueError(f"found a {type(content).__name__}")
-        return {str(key): _array(value) if isinstance(value, _Part) else value for key, value in content.items()}
+        return {str(key): value.array() if isinstance(value, _Part) else value for key, value in content.items()}
 
 
 class _RefusedError(Exception):
@@ -49,7 +46,7 @@ class _RefusedError(Exception):
 
 
 class _Part:
-    """A dtype or an array while the pickle is read: the code of a dtype, and the state as the pickle sets it."""
+    """A dtype or an array while the pickle is read: a dtype's code, and the state as the pickle sets it."""
 
     __slots__ = ("code", "state")
 
@@ -59,29 +56,39 @@ class _Part:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
+    def array(self) -> np.ndarray[Any, Any] | None:
+        """The array of this state. A ValueError or a TypeError if the state is of anything else."""
+        _, shape, dtype, fortran, raw = self.state
+        if str(dtype.code).startswith("O"):
+            return None
+        if not _PLAIN_DTYPE.fullmatch(dtype.code):
+            raise ValueError("an array that is not of numbers or text")
+        order = dtype.state[1] if dtype.state else "="
+        data = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2's bytes
+        return np.frombuffer(data, np.dtype(dtype.code).newbyteorder(order)).reshape(shape, order="CF"[bool(fortran)])
+
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data), encoding="latin1")  # as Python 2 wrote them
-        # Bound methods: a pickle cannot change these, as it could change a function or a class.
-        self._allowed: dict[tuple[str, str], Callable[..., Any] | str] = {
-            ("numpy", "ndarray"): "ndarray",
-            ("numpy", "dtype"): self._dtype,
-            ("_codecs", "encode"): self._encode,
-            ("__builtin__", "bytes"): self._no_bytes,
-        }
-        for module in _MODULES:
-            self._allowed[module, "_reconstruct"] = self._reconstruct
-            self._allowed[module, "scalar"] = self._scalar
-            self._allowed[module, "_frombuffer"] = self._frombuffer
+    """Gives a bound method, which a pickle cannot change, for each function that is allowed."""
 
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return self._allowed[module, name]
-        except KeyError:
-            raise _RefusedError(repr(f"{module}.{name}"[:80])) from None
+        """See `pickle.Unpickler`."""
+        allowed: dict[str, Any] = {
+            "numpy.ndarray": "ndarray",
+            "numpy.dtype": self._dtype,
+            "_codecs.encode": self._encode,
+            "__builtin__.bytes": self._no_bytes,
+            "numpy.core.multiarray._reconstruct": self._reconstruct,
+            "numpy.core.multiarray.scalar": self._scalar,
+            "numpy.core.numeric._frombuffer": self._frombuffer,
+        }
+        found = f"{module.replace('numpy._core', 'numpy.core', 1)}.{name}"
+        if found not in allowed:
+            raise _RefusedError(repr(f"{module}.{name}"[:80]))
+        return allowed[found]
 
     def persistent_load(self, _: Any) -> Any:
+        """See `pickle.Unpickler`."""
         raise _RefusedError("an object outside the file")
 
     def _dtype(self, code: Any, *_: Any) -> _Part:
@@ -91,7 +98,8 @@ class _Unpickler(pickle.Unpickler):
         return _Part()
 
     def _scalar(self, dtype: Any, raw: Any = b"") -> Any:
-        return _filled(dtype, (), raw, fortran=False)[()]
+        array = _Part(state=(1, (), dtype, False, raw)).array()
+        return None if array is None else array[()]
 
     def _frombuffer(self, raw: Any, dtype: Any, shape: Any, order: Any) -> _Part:
         return _Part(state=(1, shape, dtype, order == "F", raw))
@@ -101,32 +109,4 @@ class _Unpickler(pickle.Unpickler):
         return b""
 
     def _encode(self, text: Any, encoding: Any = "latin1") -> bytes:
-        if not isinstance(text, str) or encoding != "latin1":
-            raise ValueError("bytes in an encoding that NumPy does not use")
-        return text.encode("latin1")
-
-
-def _array(part: _Part) -> np.ndarray[Any, Any] | None:
-    if part.code is not None:
-        raise ValueError("a dtype without an array")
-    _, shape, dtype, fortran, raw = part.state
-    if isinstance(dtype, _Part) and isinstance(dtype.code, str) and dtype.code.startswith("O"):
-        return None
-    return _filled(dtype, shape, raw, fortran=bool(fortran))
-
-
-def _filled(dtype: Any, shape: Any, raw: Any, *, fortran: bool) -> np.ndarray[Any, Any]:
-    """The array of these parts, which are checked first."""
-    if not (isinstance(dtype, _Part) and isinstance(dtype.code, str) and _PLAIN_DTYPE.fullmatch(dtype.code)):
-        raise ValueError("an array that is not of numbers or text")
-    _, order, *fields = dtype.state or (3, "=")
-    if order not in ("<", ">", "=", "|") or any(part is not None for part in fields[:3]):
-        raise ValueError("an array of records")
-    kind = np.dtype(dtype.code).newbyteorder(order)  # type: ignore[arg-type]
-    if isinstance(raw, str):  # Python 2's bytes
-        raw = raw.encode("latin1")
-    if not isinstance(shape, tuple) or not isinstance(raw, bytes | bytearray):
-        raise ValueError("an array without shape or bytes")
-    if len(raw) != math.prod(shape) * kind.itemsize:
-        raise ValueError("an array whose bytes do not fill its shape")
-    return np.frombuffer(raw, kind).reshape(shape, order="F" if fortran else "C")
+        return bytes(text.encode("latin1"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,12 @@ def one_line(message: str, *parts: object) -> Iterator[None]:
 def write_image(file: Path, width_px: int, height_px: int) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     assert cv2.imwrite(str(file), np.full((height_px, width_px, 3), 99, np.uint8))
+
+
+def write_boxes(file: Path, edges_px: Mapping[str, Sequence[float]]) -> None:
+    """A CSV of boxes x0, y0, x1, y1 by image."""
+    rows = [",".join(map(str, (name, *edges))) for name, edges in edges_px.items()]
+    file.write_text("\n".join(["file,x0,y0,x1,y1", *rows]))
 
 
 def mano_mesh(seed: int) -> np.ndarray:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.dexter_object import SEQUENCES, TIPS, load_dexter_object
 from peclr_dali.skeleton import HAND
-from tests.pipelines.sources.layouts import dexter_tips_mm, one_line, write_dexter_object
+from tests.pipelines.sources.layouts import dexter_tips_mm, one_line, write_boxes, write_dexter_object
 
 FRAMES = dict(zip(SEQUENCES, (3, 2, 2, 1, 1, 2), strict=True))
 HIDDEN = {("Grasp1", 1): [0, 3], ("Grasp2", 0): [0, 1, 2, 3, 4], ("Pinch", 0): [0, 1, 2, 3]}
@@ -80,13 +79,13 @@ def test_the_box_is_around_the_tips_and_no_smaller_than_a_hand(root: Path) -> No
 
 
 def test_by_configuration(root: Path) -> None:
-    boxes = root / "boxes.json"
-    boxes.write_text(json.dumps({"data/Rotate/color/image_00001_color.png": [0, 0, 10, 20]}))
+    boxes = root / "boxes.csv"
+    write_boxes(boxes, {"data/Rotate/color/image_00001_color.png": [0, 0, 10, 20]})
     index = load_index(DataConfig(source="dexter_object", root=str(root), box=str(boxes), box_margin=1))
     assert index.box_px[9].tolist() == [5, 10, 20]
     config = DataConfig(source="dexter_object", root=str(root), box=str(boxes), box_margin=1)
     frames = [f"data/{path.parts[-3]}/color/{path.name}" for path in sorted(root.glob("data/*/color/*"))]
-    boxes.write_text(json.dumps({frame: [row, 0, row + 2, 1] for row, frame in enumerate(frames)}))
+    write_boxes(boxes, {frame: [row, 0, row + 2, 1] for row, frame in enumerate(frames)})
     index = load_index(config)  # the box of the frame that is not used is ignored
     assert len(index) < len(frames)
     assert index.box_px[:, 0].tolist() == [1 + frames.index(path) for path in index.paths]

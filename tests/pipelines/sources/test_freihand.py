@@ -11,7 +11,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.freihand import VERSIONS, _read_labels, load_freihand
-from tests.pipelines.sources.layouts import one_line
+from tests.pipelines.sources.layouts import one_line, write_boxes
 
 POSES = 20
 EVALUATION = 3
@@ -118,9 +118,9 @@ def test_joints_box_is_the_square_around_them(root: Path) -> None:
 
 
 def test_boxes_of_a_file_fit_every_subset(root: Path) -> None:
-    boxes = root / "boxes.json"
+    boxes = root / "boxes.csv"
     paths = load_freihand(DataConfig("freihand", str(root))).paths
-    boxes.write_text(json.dumps({path: [image, 0, image + 8, 6] for image, path in enumerate(paths)}))
+    write_boxes(boxes, {path: [image, 0, image + 8, 6] for image, path in enumerate(paths)})
     index = load_freihand(DataConfig("freihand", str(root), box=str(boxes), split="val", versions=("hom",)))
     assert index.box_px[:, 0].tolist() == [int(Path(path).stem) + 4 for path in index.paths]
 

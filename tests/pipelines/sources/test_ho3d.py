@@ -20,6 +20,7 @@ from tests.pipelines.sources.layouts import (
     ho3d_meta,
     one_line,
     python2_pickle,
+    write_boxes,
     write_ho3d,
     write_image,
 )
@@ -151,8 +152,8 @@ def test_annotations_are_read_once(root: Path, cache: Path, monkeypatch: pytest.
 
 
 def test_by_configuration(root: Path) -> None:
-    boxes = root.parent / "boxes.json"
-    boxes.write_text(json.dumps({"evaluation/SM1/rgb/0000.png": [10, 20, 30, 60]}))
+    boxes = root.parent / "boxes.csv"
+    write_boxes(boxes, {"evaluation/SM1/rgb/0000.png": [10, 20, 30, 60]})
     index = load_index(DataConfig(source="ho3d", root=str(root), part="evaluation", box=str(boxes), box_margin=2))
     np.testing.assert_allclose(index.box_px, [[20, 40, 80], *[[0, 0, 0]] * 3])
     half = load_index(DataConfig(source="ho3d", root=str(root), label_fraction=0.5))
@@ -165,8 +166,8 @@ def test_by_configuration(root: Path) -> None:
 def test_a_file_of_boxes_has_all_listed_frames(root: Path) -> None:
     """Also those of the other split, those without an image and those without a hand."""
     frames = [f"train/{line.replace('/', '/rgb/')}.png" for line in (root / "train.txt").read_text().split()]
-    boxes = root.parent / "boxes.json"
-    boxes.write_text(json.dumps({frame: [row, 0, row + 2, 1] for row, frame in enumerate(frames)}))
+    boxes = root.parent / "boxes.csv"
+    write_boxes(boxes, {frame: [row, 0, row + 2, 1] for row, frame in enumerate(frames)})
     (root / frames[1]).unlink()
     empty = {**ho3d_meta(0), "handJoints3D": None, "camMat": None}
     (root / "train/MC1/meta/0001.pkl").write_bytes(python2_pickle(empty))

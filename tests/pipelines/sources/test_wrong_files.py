@@ -85,33 +85,6 @@ def test_a_file_without_permission_is_one_line(home: Path, key: str, file: str, 
         load_index(config)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"checked": 1, "bad": Infinity}\n',
-        '{"checked": 1, "bad": 1}\n{"path": Infinity, "reason": ""}\n',
-        '{"checked": 1, "bad": ' + "[" * 100_000,
-        '{"checked": 1, "bad": 1' + "0" * 5000 + "}",
-        "null\n",
-        "7\n",
-        "\udcff\n",
-    ],
-)
-def test_a_bad_list_of_something_else_is_one_line(home: Path, text: str) -> None:
-    (home / "bad.jsonl").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(UserError, match=r"bad\.jsonl: damaged, or not a list of bad files"):
-        load_index(DataConfig(source="folder", root=str(home / "folder"), bad_list=str(home / "bad.jsonl")))
-
-
-@pytest.mark.parametrize("key", ["width", "height", "id"])
-def test_huge_whole_numbers_are_one_line(home: Path, key: str) -> None:
-    entries = layouts.youtube3d_entries()
-    entries["images"][1][key] = 10**40
-    (home / "youtube3d" / "youtube_train.json").write_text(json.dumps(entries))
-    with pytest.raises(UserError, match=r"youtube_train\.json, (image 1|annotation 1): "):
-        load_index(DataConfig(source="youtube3d", root=str(home / "youtube3d")))
-
-
 def test_names_that_are_not_utf8_are_names_like_others(tmp_path: Path) -> None:
     name = b"h\xe4nde".decode(errors="surrogateescape")
     root = tmp_path / name
