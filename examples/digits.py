@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def read_network(source: Path) -> tuple[Config | FinetuneConfig, Encoder]:
     return config, trained_encoder(saved, str(path), config)
 
 
-def read_labels(file: Path, images: list[str]) -> Table:
+def read_labels(file: Path, images: Sequence[str]) -> Table:
     """The columns label, person and part of a CSV, in the order of `images`."""
     with file.open(newline="") as opened:
         lines = {line["file"]: line for line in csv.DictReader(opened)}

@@ -43,8 +43,8 @@ def draw_hands(folder: Path, count: int, videos: int = 4, side_px: int = 96) -> 
             points_px = np.concatenate([[wrist_px], (wrist_px + bones_px.cumsum(axis=1)).reshape(-1, 2)])
             picture = np.full((side_px, side_px, 3), rng.integers(0, 200, 3), np.uint8)
             for start, end in HAND.bones:
-                ends = (points_px[[start, end]] * 16).astype(int).tolist()
-                cv2.line(picture, *ends, rng.integers(150, 256, 3).tolist(), 3, cv2.LINE_AA, 4)
+                begin, stop = (points_px[[start, end]] * 16).astype(int).tolist()
+                cv2.line(picture, begin, stop, rng.integers(150, 256, 3).tolist(), 3, cv2.LINE_AA, 4)
             name = f"video-{number % videos}/{number:04}.png"
             (folder / name).parent.mkdir(exist_ok=True)
             cv2.imwrite(str(folder / name), picture)
@@ -67,7 +67,7 @@ def mine(index: Index, pairs: Path) -> float:
     for video in np.unique(videos):
         rows, others = np.flatnonzero(videos == video), np.flatnonzero(videos != video)
         distance, nearest = NearestNeighbors(n_neighbors=1).fit(shapes[others]).kneighbors(shapes[rows])
-        found += list(zip(rows, others[nearest[:, 0]], distance[:, 0], strict=True))
+        found += list(zip(rows.tolist(), others[nearest[:, 0]].tolist(), distance[:, 0].tolist(), strict=True))
     with pairs.open("w", newline="") as file:
         csv.writer(file).writerows([("file", "positive"), *((index.paths[a], index.paths[b]) for a, b, _ in found)])
     return float(np.mean([distance for *_, distance in found]))

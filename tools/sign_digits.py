@@ -16,6 +16,7 @@ import argparse
 import csv
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 FOLDS = 5
 
@@ -43,7 +44,7 @@ def main() -> None:
     with (args.folder / "boxes.csv").open(newline="", encoding="utf-8") as file:
         head, *boxes = csv.reader(file)
     part_of = dict(zip(names, parts, strict=True))
-    files = {
+    files: dict[str, list[Any]] = {
         "labels.csv": [("file", "label", "person", "part"), *zip(names, digits, people, parts, strict=True)],
         "boxes.csv": [head, *(box for box in boxes if part_of.get(box[0]) == "train")],
         "held_out.csv": [head, *(box for box in boxes if part_of.get(box[0]) == "test")],

@@ -42,7 +42,7 @@ def make_loader(
     colour: ColourConfig | Sequence[ColourConfig] = ColourConfig(),  # noqa: B008
     appearance: AppearanceConfig | Sequence[AppearanceConfig] = AppearanceConfig(),  # noqa: B008
     config: PipelinesConfig = PipelinesConfig(),  # noqa: B008
-    positive: Literal["self", "version", "time", "file"] | None = None,
+    positive: Literal["self", "version", "file"] | None = None,
 ) -> EpochLoader:
     """Make a loader of augmented views with their matrices, for any training loop. Examples: docs/library.md.
 
@@ -100,7 +100,7 @@ def make_loader(
             try:
                 sources = tuple(replace(one, positive=positive) for one in sources)
             except ValueError:
-                raise UserError(f"positive = {positive!r}: expected 'self', 'version', 'time' or 'file'") from None
+                raise UserError(f"positive = {positive!r}: expected 'self', 'version' or 'file'") from None
         index = load_index(sources)
     else:
         raise UserError(f"data = {data!r}: expected a folder, an Index, or at least one dataset's DataConfig")

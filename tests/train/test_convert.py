@@ -202,7 +202,8 @@ def test_a_wrapped_pose_network_is_converted(tmp_path: Path) -> None:
 
 def test_safetensors_are_known_by_their_content(tmp_path: Path) -> None:
     resnet = torchvision.models.resnet18(weights=None).state_dict()
-    for name, write in {"a.SAFETENSORS": save_file, "b.pth": save_file, "c.safetensors": torch.save}.items():
+    writers: dict[str, Any] = {"a.SAFETENSORS": save_file, "b.pth": save_file, "c.safetensors": torch.save}
+    for name, write in writers.items():
         write(resnet, tmp_path / name)
         encoder = build_encoder(EncoderConfig("resnet18", str(tmp_path / name)))
         assert torch.equal(encoder.library_state_dict()["conv1.weight"], resnet["conv1.weight"])
