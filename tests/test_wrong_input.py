@@ -181,7 +181,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "missing boxes": (
         pretrain("data.box={root}/no.csv"),
-        ["{root}/no.csv: No such file", "give the path"],
+        ["{root}/no.csv: No such file", "or name another file"],
     ),
     "boxes of another kind": (
         pretrain("data.box=joints"),
@@ -210,11 +210,11 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "weights of something else": (
         pretrain("encoder.weights={root}/list.pth"),
-        ["'{root}/list.pth' holds no state dict", "expected"],
+        ["'{root}/list.pth' holds no tensors by name", "expected"],
     ),
     "weights of another model": (
         pretrain("encoder.name=resnet34", "encoder.weights={root}/run/" + STEP),
-        ["{root}/run/" + STEP, "expected"],
+        ["{root}/run/" + STEP, "does not fit"],
     ),
     "run folder in use": (pretrain(out="{root}/run"), ["{root}/run holds a run already", "--resume auto", "run.out="]),
     "folder of something else": (
@@ -280,7 +280,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "from an encoder of another size": (
         finetune("encoder.name=resnet50", start="{root}/run"),
-        ["{root}/run/" + STEP + " holds a resnet18", "set encoder.name = 'resnet18'"],
+        ["{root}/run holds a resnet18", "set encoder.name = 'resnet18'"],
     ),
     "from a folder without runs": (
         finetune(start="{root}/empty"),
@@ -364,7 +364,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["{root}/notes is not empty", "choose a new or an empty folder"],
     ),
     "make-data into a file": (["make-data", "{root}/a_file"], ["{root}/a_file is a file", "choose another name"]),
-    "convert from a device": (["convert", "/dev/zero", "{root}/new.pth"], ["/dev/zero is a pipe or a device"]),
+    "convert from a device": (["convert", "/dev/zero", "{root}/new.pth"], ["'/dev/zero' is no file", "expected"]),
     "make-data below a file": (["make-data", "{root}/a_file/x"], ["{root}/a_file/x cannot be written to", "choose"]),
 }
 
