@@ -213,7 +213,7 @@ def take_frames(videos: Path, frames: Path, every: int) -> None:
         part.replace(folder)
 
 
-def files_under(root: Path, endings: Sequence[str]) -> list[str]:
+def files_under(root: Path, endings: tuple[str, ...]) -> list[str]:
     """Names of the files in a folder and below it, sorted; the same that `data.source = "folder"` finds.
 
     Hidden ones are left out. Links to folders are followed, after the folders.

@@ -78,7 +78,7 @@ def evaluate(
         say(f"{file}")
 
 
-class NumberOrNone(click.ParamType):
+class NumberOrNone(click.ParamType[int]):
     """A number of things, or the word "none", which is 0."""
 
     name = "number"

@@ -186,7 +186,8 @@ def estimate_poses(
 def from_view(keypoints_px: Tensor, source_to_view_px: Tensor) -> Tensor:
     """Keypoints (N, K, 2) of views in pixels of their sources, given the matrices (N, 2, 3) from source to view."""
     shifted = (keypoints_px - source_to_view_px[:, None, :, 2]).mT
-    return torch.linalg.solve(source_to_view_px[:, :, :2], shifted).mT
+    solved: Tensor = torch.linalg.solve(source_to_view_px[:, :, :2], shifted)
+    return solved.mT
 
 
 def with_wrist(keypoints_px: Floats, joints: Floats, intrinsics: npt.NDArray[np.float32], pose: PoseConfig) -> Floats:

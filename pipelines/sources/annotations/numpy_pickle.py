@@ -65,7 +65,8 @@ class _Part:
             raise ValueError("an array that is not of numbers or text")
         order = dtype.state[1] if dtype.state else "="
         data = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2's bytes
-        return np.frombuffer(data, np.dtype(dtype.code).newbyteorder(order)).reshape(shape, order="CF"[bool(fortran)])
+        numbers: np.ndarray[Any, Any] = np.frombuffer(data, np.dtype(dtype.code).newbyteorder(order))
+        return numbers.reshape(shape, order="F" if fortran else "C")
 
 
 class _Unpickler(pickle.Unpickler):
