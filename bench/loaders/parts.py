@@ -35,7 +35,7 @@ def _read(make_loader: Callable[[], Loader]) -> Generator[int]:
     """Read and plan chunks, with all reader threads."""
     with make_loader() as loader:
         for chunk in loader.chunks():
-            yield loader.images * len(chunk)
+            yield len(chunk.files)
 
 
 def _decode(make_loader: Callable[[], Loader], files: int) -> Generator[int]:
@@ -44,8 +44,7 @@ def _decode(make_loader: Callable[[], Loader], files: int) -> Generator[int]:
         kept: list[Chunk] = []
         for chunk in loader.chunks():
             kept.append(chunk)
-            if len(kept) >= 8 and loader.images * sum(map(len, kept)) >= files:
+            if len(kept) >= 8 and sum(len(one.files) for one in kept) >= files:
                 break
-        chunks = cycle(image for chunk in kept for image in chunk.images)
-        for chunk, _ in run_chunks(partial(decode_pipeline, loader.settings), chunks):
-            yield len(chunk)
+        for chunk, _ in run_chunks(partial(decode_pipeline, loader.settings), cycle(kept)):
+            yield len(chunk.files)

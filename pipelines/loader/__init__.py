@@ -18,14 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import islice, product, tee
-from operator import attrgetter, itemgetter
-from typing import Any
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from peclr_dali.errors import UserError
 from peclr_dali.machine.cores import warn_of_threads
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.batch import Batch, View
@@ -35,8 +34,8 @@ from peclr_dali.pipelines.loader.plan import plan_chunk
 from peclr_dali.pipelines.loader.read import CLOSED, Quarantine, Reader
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.renderers import make_renderer
-from peclr_dali.pipelines.render.runner import FileDecoder, run_chunks
-from peclr_dali.pipelines.render.settings import choose_settings
+from peclr_dali.pipelines.render.runner import FileDecoder, Outputs, run_chunks
+from peclr_dali.pipelines.render.settings import Settings, choose_settings
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import Schedule
 from peclr_dali.pipelines.samples.store import Prefetch
@@ -76,8 +75,6 @@ class Loader:
         rows = schedule.rows
         each = (augmentation,) * views if isinstance(augmentation, Augmentation) else tuple(augmentation)
         geometries = list(dict.fromkeys(one.geometry for one in each))
-        for check, geometry in product(index.geometry_checks, geometries):
-            check(geometry)
         self._partners = index.partners if len(each) > 1 else None
         self.images = images = 1 if self._partners is None else 2
         self.quarantine = Quarantine() if quarantine is None else quarantine
@@ -97,7 +94,10 @@ class Loader:
         self._reader = Reader(index, schedule.order, self.quarantine, self._stop, self._partners)
         self._plan = partial(plan_chunk, index=index, order=schedule.order, augmentations=each, settings=self.settings)
         self._readers = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="read")
+        if images == 2:
+            _require_pairs_of_views(each, self.settings)
         self._renderers = [make_renderer(self.settings, each[number::images]) for number in range(images)]
+        self._rows_in_chunk = self.settings.chunk_size // images
         self._sides_px = [one.geometry.side_px for one in each]
         self._buffers = {side_px: PixelBuffers((len(rows), side_px, side_px, 3)) for side_px in self._sides_px}
         self._stream: torch.cuda.Stream | None = None
@@ -187,41 +187,34 @@ class Loader:
         return False
 
     def _make_batches(self) -> Iterator[Batch]:
-        decoded = self._decoded(self.chunks())
-        chunks_in_step = -(-len(self._schedule.rows) // self.settings.chunk_size)
+        decoded = run_chunks(self._renderers[0].build, self.chunks())
+        chunks_in_step = -(-len(self._schedule.rows) // self._rows_in_chunk)
         for step in self._schedule.steps():
-            batch, row = self._empty_batch(step), 0
-            finish: list[Callable[[], None]] = []
-            bad = [batch.bad]
+            batch, row, bad = self._empty_batch(step), 0, []
+            unfinished: list[Callable[[], None]] = []
             for chunk, outputs in islice(decoded, chunks_in_step):
-                chunk, outputs = self._repair(chunk) if None in outputs else (chunk, outputs)
-                stop = row + len(chunk)
-                finish_these = []
-                for number, (image, of_image) in enumerate(zip(chunk.images, outputs, strict=True)):
-                    views = slice(number, None, self.images)
-                    into = [view.rows(row, stop) for view in batch.views[views]]
-                    finish_these.append(self._renderers[number].write(of_image, image.plan, into))
-                    batch.samples[row:stop, views] = torch.from_numpy(image.samples)[:, None]
-                for done in finish:
-                    done()  # finish the previous chunk only now, so that the threads have work when it is done
-                finish = finish_these
+                if outputs is None:
+                    chunk, outputs = self._repair(chunk)
+                started = self._write(chunk, outputs, batch, row)
+                _finish(unfinished)  # the previous chunk only now, so that the threads have work when it is done
+                unfinished = started
                 bad.append(torch.from_numpy(chunk.bad))
-                row = stop
-            for done in finish:
-                done()
+                row += len(chunk)
+            _finish(unfinished)
             if row < len(batch):  # the loader was stopped
                 return
             self._prefetch.done()
             yield replace(batch, bad=torch.cat(bad))
 
-    def _decoded(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, tuple[Any, ...]]]:
-        """Run DALI on chunks: each with the outputs of its images, None for those of which a file does not decode."""
-        streams = [
-            run_chunks(renderer.build, map(itemgetter(number), map(attrgetter("images"), copy)))
-            for number, (renderer, copy) in enumerate(zip(self._renderers, tee(chunks, self.images), strict=True))
-        ]
-        for decoded in zip(*streams, strict=True):
-            yield decoded[0][0], tuple(outputs for _, outputs in decoded)
+    def _write(self, chunk: Chunk, outputs: Outputs, batch: Batch, row: int) -> list[Callable[[], None]]:
+        """Start to write a chunk into the rows of a batch from `row` on; returns functions that wait for it."""
+        started, stop = [], row + len(chunk)
+        for number, half in enumerate(chunk.halves):
+            views = slice(number, None, self.images)
+            into = [view.rows(row, stop) for view in batch.views[views]]
+            started.append(self._renderers[number].write(outputs, half, chunk.plan.of(half), into))
+            batch.samples[row:stop, views] = torch.from_numpy(chunk.samples[half])[:, None]
+        return started
 
     def chunks(self) -> Iterator[Chunk]:
         """Read and plan the chunks of all steps, as many at once as there are threads, and yield them in order."""
@@ -236,7 +229,7 @@ class Loader:
         """The positions of each chunk. A chunk never has positions of two steps."""
         for step in self._schedule.steps():
             positions = self._schedule.rows.positions(step)
-            yield from np.array_split(positions, -(-len(positions) // self.settings.chunk_size))
+            yield from np.array_split(positions, -(-len(positions) // self._rows_in_chunk))
 
     def _read(self, positions: IntArray) -> Chunk:
         return self._plan(self._reader.read(Chunk(positions)))
@@ -246,25 +239,24 @@ class Loader:
         """Decodes single files; few runs need it."""
         return FileDecoder(replace(self.settings, chunk_size=1, threads=1))
 
-    def _repair(self, chunk: Chunk) -> tuple[Chunk, tuple[Any, ...]]:
+    def _repair(self, chunk: Chunk) -> tuple[Chunk, Outputs]:
         """Make a chunk again without the files that do not decode. Other chunks are not affected.
 
         Raises:
             UserError: the machine is at fault, not the files.
         """
-        outputs: tuple[Any, ...] = (None,)
-        while None in outputs:
+        outputs: Outputs | None = None
+        while outputs is None:
             failing = [
-                int(image.samples[row])
-                for image in chunk.images
-                for row in range(len(chunk))
-                if not self._decoder.decodes(image.only(row))
+                sample
+                for image, sample in enumerate(chunk.samples.tolist())
+                if not self._decoder.decodes(chunk.only(image))
             ]
             if not failing:
                 raise RuntimeError(f"DALI failed on a batch of which every file decodes: positions {chunk.positions}")
             for sample in failing:
                 self.quarantine.add(sample, self._index.path(sample), "its compressed data does not decode")
-            ((chunk, outputs),) = self._decoded(iter([self._read(chunk.positions)]))
+            ((chunk, outputs),) = run_chunks(self._renderers[0].build, iter([self._read(chunk.positions)]))
         return chunk, outputs
 
     def _empty_batch(self, step: int) -> Batch:
@@ -288,3 +280,26 @@ class Loader:
         if self.settings.device == "gpu":
             return torch.empty(buffers.shape, dtype=torch.uint8, device=self._device)
         return torch.empty(buffers.shape, dtype=torch.uint8, pin_memory=True)
+
+
+def _finish(unfinished: Sequence[Callable[[], None]]) -> None:
+    for wait in unfinished:
+        wait()
+
+
+def _require_pairs_of_views(augmentations: Sequence[Augmentation], settings: Settings) -> None:
+    """Check that the views can be made of pairs of images, views 0, 2, ... of the first and 1, 3, ... of the second.
+
+    Raises:
+        UserError: their number is odd, or the DALI graph, which has the same nodes for both images, cannot make them.
+    """
+    if len(augmentations) % 2:
+        raise UserError(
+            f"{len(augmentations)} views of pairs of images (data.positive): expected an even number, such as 2"
+        )
+    nodes = [(one.geometry.side_px, one.geometry.antialias, one.colour.jitter) for one in augmentations]
+    if settings.views == "dali" and nodes[::2] != nodes[1::2]:
+        raise UserError(
+            'pipelines.views = "dali" makes views of pairs of images alike: give both views one geometry.side_px, '
+            'geometry.antialias and colour.jitter, or set pipelines.views = "auto"'
+        )

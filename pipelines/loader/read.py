@@ -90,15 +90,15 @@ class Reader:
             if file is None:
                 samples[row], file = self._read_good(int(chunk.positions[row]), int(wanted[row]), bad)
             files.append(file)
-        partner = None if self._partners is None else self._read_partners(chunk.positions, samples, files, bad)
-        return replace(chunk, samples=samples, bad=np.array(bad, np.int64), files=files, partner=partner)
+        if self._partners is not None:
+            seconds, of_seconds = self._read_partners(self._partners, chunk.positions, samples, files, bad)
+            samples, files = np.concatenate([samples, seconds]), [*files, *of_seconds]
+        return replace(chunk, samples=samples, bad=np.array(bad, np.int64), files=files)
 
     def _read_partners(
-        self, positions: IntArray, samples: IntArray, files: Sequence[ImageFile], bad: list[int]
-    ) -> Chunk:
-        """The chunk of the second images: of each sample the partner that is drawn, the next usable one, or itself."""
-        assert self._partners is not None
-        partners = self._partners
+        self, partners: Partners, positions: IntArray, samples: IntArray, files: Sequence[ImageFile], bad: list[int]
+    ) -> tuple[IntArray, list[ImageFile]]:
+        """The second images: of each sample the partner that is drawn, the next usable one, or itself."""
         drawn = self._order.partner_draws(positions)
         chosen, made = partners.of(samples, drawn), []
         for row, found in enumerate(self._read_jpegs(chosen)):
@@ -112,7 +112,7 @@ class Reader:
             if file is None:
                 chosen[row], file = samples[row], files[row]
             made.append(file)
-        return Chunk(positions, samples=chosen, files=made)
+        return chosen, made
 
     def _read_jpegs(self, samples: IntArray) -> Sequence[ImageFile | None]:
         """Read, in one call, all samples that are valid JPEGs in files of their own. Most samples are."""

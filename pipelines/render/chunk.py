@@ -20,15 +20,15 @@ _NO_PLAN: Final = Plan(_NO_PX, _NO_PX, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_VIEW
 class Chunk:
     """N consecutive positions of a step, which are read and decoded together: one batch of DALI.
 
-    Every stage takes a chunk and returns it with more of its fields.
+    Every stage takes a chunk and returns it with more of its fields. It has M images: N, or where rows hold pairs 2N,
+    first all first images, then all second ones.
 
     Attributes:
         positions: (N,) int64, global positions in the run.
-        samples: (N,) int64, the rows of the index that are used, substitutes included.
+        samples: (M,) int64, the rows of the index that are used, substitutes included.
         bad: (K,) int64, rows of the index that could not be used; a row appears as often as it was tried.
-        files: the N files, checked.
-        plan: their views, and the regions to decode.
-        partner: where rows hold pairs, the chunk of their second images; its `bad` is empty.
+        files: the M files, checked.
+        plan: the views of each image, and the regions to decode.
     """
 
     positions: IntArray
@@ -36,20 +36,19 @@ class Chunk:
     bad: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     files: Sequence[ImageFile] = ()
     plan: Plan = _NO_PLAN
-    partner: Chunk | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
 
     @property
-    def images(self) -> tuple[Chunk, ...]:
-        """The chunks of the first and, of pairs, the second images. View v shows image v, modulo their number."""
-        return (self,) if self.partner is None else (self, self.partner)
+    def halves(self) -> list[slice]:
+        """Places of the first images, and of pairs of the second. View v shows those of half v, modulo their number."""
+        return [slice(start, start + len(self)) for start in range(0, len(self.files), max(len(self), 1))]
 
-    def only(self, row: int) -> Chunk:
-        """The file and the region of one sample, to decode it by itself."""
-        region = replace(_NO_PLAN, start_px=self.plan.start_px[[row]], shape_px=self.plan.shape_px[[row]])
-        return Chunk(self.positions[[row]], files=[self.files[row]], plan=region)
+    def only(self, image: int) -> Chunk:
+        """The file and the region of one image, to decode it by itself."""
+        region = replace(_NO_PLAN, start_px=self.plan.start_px[[image]], shape_px=self.plan.shape_px[[image]])
+        return Chunk(self.positions[:1], files=[self.files[image]], plan=region)
 
 
 def chunk_of(files: Sequence[ImageFile]) -> Chunk:

@@ -36,8 +36,13 @@ class Renderer(ABC):
         return decode_pipeline(self._settings, chunks)
 
     @abstractmethod
-    def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
-        """Write the views of a chunk into `views`, whose tensors have as many rows.
+    def write(self, outputs: Outputs, images: slice, plan: Plan, views: list[View]) -> Callable[[], None]:
+        """Write the views of some images of a chunk into `views`, whose tensors have as many rows.
+
+        Args:
+            outputs: of all images of the chunk.
+            images: which of them.
+            plan: of these images alone.
 
         Returns:
             A function that waits until the views are finished; call it before reading them.
@@ -74,14 +79,14 @@ class DaliViews(Renderer):
         """See `Renderer`."""
         return view_pipeline(self._settings, self._augmentations, chunks)
 
-    def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
+    def write(self, outputs: Outputs, images: slice, plan: Plan, views: list[View]) -> Callable[[], None]:
         """See `Renderer`. On a GPU, the copies run on the current stream."""
         for number, (view, draws, of_view) in enumerate(zip(views, plan.draws, self._augmentations, strict=True)):
             image, matrix, source_to_view_px = outputs[3 * number : 3 * number + 3]
-            view.image.copy_(from_dlpack(image.as_tensor()).permute(0, 3, 1, 2))
+            view.image.copy_(from_dlpack(image.as_tensor())[images].permute(0, 3, 1, 2))
             # Through NumPy: with a GPU, DALI may pin CPU memory, and torch accepts no pinned memory through DLPack.
-            view.matrix.copy_(torch.from_numpy(np.asarray(matrix.as_tensor())))
-            view.source_to_view_px.copy_(torch.from_numpy(np.asarray(source_to_view_px.as_tensor())))
+            view.matrix.copy_(torch.from_numpy(np.asarray(matrix.as_tensor())[images]))
+            view.source_to_view_px.copy_(torch.from_numpy(np.asarray(source_to_view_px.as_tensor())[images]))
             apply_appearance(view.image.permute(0, 2, 3, 1), draws, of_view.appearance)
         return self._finish(outputs)
 
@@ -93,13 +98,13 @@ class CpuViews(Renderer):
         super().__init__(settings, augmentations)
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="views")
 
-    def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
+    def write(self, outputs: Outputs, images: slice, plan: Plan, views: list[View]) -> Callable[[], None]:
         """See `Renderer`."""
-        (images,) = outputs
-        address = _addresses(images, plan)
+        (decoded,) = outputs
+        address = _addresses(decoded, images, plan)
         pixels = _copy_matrices(plan, views)
         started = start_views(
-            self._pool, self._settings.threads, address, images, plan, self._augmentations, pixels
+            self._pool, self._settings.threads, address, decoded, plan, self._augmentations, pixels
         )  # fmt: skip
 
         def finish() -> None:
@@ -122,10 +127,10 @@ class GpuViews(Renderer):
 
         self._make_views = make_views
 
-    def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
+    def write(self, outputs: Outputs, images: slice, plan: Plan, views: list[View]) -> Callable[[], None]:
         """See `Renderer`. The kernel runs on the current stream."""
-        (images,) = outputs
-        address = _addresses(images, plan)
+        (decoded,) = outputs
+        address = _addresses(decoded, images, plan)
         pixels = _copy_matrices(plan, views)
         self._make_views(address, plan, self._augmentations, pixels)
         for of_view, draws, augmentation in zip(pixels, plan.draws, self._augmentations, strict=True):
@@ -146,9 +151,9 @@ def _copy_matrices(plan: Plan, views: list[View]) -> list[torch.Tensor]:
     return [view.image.permute(0, 2, 3, 1) for view in views]
 
 
-def _addresses(images: Any, plan: Plan) -> IntArray:
-    """Addresses (N,) of the images in DALI's TensorListCPU or TensorListGPU; they must have the planned sizes."""
-    decoded_px = np.array([shape[:2] for shape in images.shape()], np.int64)
+def _addresses(decoded: Any, images: slice, plan: Plan) -> IntArray:
+    """Addresses (N,) of some images in DALI's TensorListCPU or TensorListGPU; they must have the planned sizes."""
+    decoded_px = np.array([shape[:2] for shape in decoded.shape()[images]], np.int64)
     if not np.array_equal(decoded_px, plan.shape_px):  # otherwise the kernel would read beyond an image
         raise RuntimeError(f"DALI decoded images of {decoded_px} pixels, their headers say {plan.shape_px}")
-    return np.array([image.data_ptr() for image in images], np.int64)
+    return np.array([decoded[image].data_ptr() for image in range(len(decoded))[images]], np.int64)

@@ -46,7 +46,7 @@ class Settings:
         decoder: where DALI decodes.
         views: what makes views: a kernel on the CPU, a kernel on the GPU, or the DALI graph.
         device_id: the GPU, or None on a CPU-only machine.
-        chunk_size: largest number of samples in a chunk.
+        chunk_size: largest number of images in a chunk.
         threads: threads that read files; as many of DALI; as many that make views with `views` "cpu".
         prefetch: chunks in DALI's queue at once.
         size_hint_px: height and width of the images for which a GPU's JPEG engines get memory in advance.
@@ -108,7 +108,7 @@ def choose_settings(
         decoder=decoder,
         views=views,
         device_id=device.index or 0 if device.type == "cuda" else None,
-        chunk_size=min(config.batch or samples_in_chunk(images * pixels), rows),
+        chunk_size=images * min(config.batch or samples_in_chunk(images * pixels), rows),
         threads=config.threads or (min(share, _MOST_THREADS_ON_GPU) if decoder == "gpu" else share),
         prefetch=config.prefetch,
         size_hint_px=_size_hint_px(sizes_px),

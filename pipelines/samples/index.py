@@ -18,7 +18,6 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.partners import Partners
 from peclr_dali.pipelines.samples.store import Prefetch, SelectedStore, Steps, Store
-from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.skeleton import HAND, Skeleton
 
 _FAULTS_OF_A_FILE: Final = (
@@ -92,8 +91,6 @@ class Index:
         store: reads the bytes of a sample; None if each sample is a file at `paths`.
         blocks: rows that are stored together, for the shuffle. For a joined index, see `sources`.
         partners: the admissible second images of pairs; None: both views of a pair show the same image.
-        geometry_checks: where only parts of the images are stored: each raises a `UserError` if these parts do not
-            serve the views of a geometry.
     """
 
     name: str
@@ -109,7 +106,6 @@ class Index:
     blocks: Blocks | None = None
     skeleton: Skeleton = HAND
     partners: Partners | None = None
-    geometry_checks: tuple[Callable[[GeometryConfig], None], ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.paths)

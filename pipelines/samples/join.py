@@ -54,7 +54,6 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
         store=readers if stored else None,
         skeleton=skeleton,
         partners=Partners.joined([index.partners for index in indices], counts),
-        geometry_checks=tuple(check for index in indices for check in index.geometry_checks),
     )
 
 

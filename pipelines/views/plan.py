@@ -17,9 +17,9 @@ import numpy.typing as npt
 from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
 from peclr_dali.pipelines.files.exif import stored_to_upright_px, upright_size_px
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
-from peclr_dali.pipelines.views.draws import COLUMNS, Draw
-from peclr_dali.pipelines.views.reach import SMALLEST_SIDE, reach_of
-from peclr_dali.pipelines.views.regions import find_regions, region_around
+from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.reach import least_magnification_px
+from peclr_dali.pipelines.views.regions import find_regions
 
 HALVE_BELOW: Final = math.sqrt(0.5)
 """Magnification below which a view samples a halved source; the same limit holds for each further halving."""
@@ -49,6 +49,24 @@ class Plan:
     source_to_view_px: FloatArray
     decoded_to_view_px: FloatArray
     halvings: IntArray
+
+    def of(self, samples: slice) -> Plan:
+        """The plan of some of the samples."""
+        return Plan(self.start_px[samples], self.shape_px[samples],
+                    *(getattr(self, name)[:, samples] for name in _OF_VIEWS))  # fmt: skip
+
+
+_OF_VIEWS: Final = ("draws", "matrix", "source_to_view_px", "decoded_to_view_px", "halvings")
+
+
+def join_plans(plans: Sequence[Plan]) -> Plan:
+    """The plan of the samples of several plans, with as many views each."""
+    if len(plans) == 1:
+        return plans[0]
+    return Plan(*(
+        np.concatenate([getattr(plan, name) for plan in plans], axis=int(name in _OF_VIEWS))
+        for name in ("start_px", "shape_px", *_OF_VIEWS)
+    ))  # fmt: skip
 
 
 def plan_views(
@@ -168,34 +186,8 @@ def most_halvings(box_px: FloatArray, geometry: GeometryConfig) -> int:
     sides = box_px[:, 2]
     if sides.min(initial=1) <= 0:
         return MAX_HALVINGS
-    shrink = np.array([reach_of(geometry).least_px / sides.max(initial=0)], np.float64)
+    shrink = np.array([least_magnification_px(geometry) / sides.max(initial=0)], np.float64)
     return int(count_halvings(np.full((1, 2), 2**MAX_HALVINGS * 4), shrink)[0])
-
-
-def reachable(
-    size_px: IntArray, box_px: FloatArray | DoubleArray, geometry: GeometryConfig
-) -> tuple[IntArray, IntArray, IntArray]:
-    """The part of each of N upright images that views can show, over all draws, and the halvings that all views use.
-
-    It is made of whole blocks of the most halvings that a view uses, also one of half the side, so that halving
-    combines the same pixels as in the whole image.
-
-    Args:
-        size_px: (N, 2) heights and widths.
-        box_px: (N, 3) as in `plan_views`.
-
-    Returns:
-        Start and stop (N, 2) of each part, row and column; the number of halvings (N,).
-    """
-    reach, box = reach_of(geometry), _boxes(size_px, np.ones(len(size_px), np.int64), box_px)
-    halvings = most = np.zeros(len(box), np.int64)
-    if geometry.antialias:
-        halvings = count_halvings(size_px, reach.most_px / box[:, 2])
-        most = count_halvings(size_px, SMALLEST_SIDE * reach.least_px / box[:, 2])
-    widest = np.zeros((len(box), COLUMNS))
-    widest[:, Draw.MAGNIFICATION] = 1 / reach.side
-    to_view = _compose(box, widest, geometry.side_px, None).source_to_view_px
-    return (*region_around(size_px, [to_view], 2 ** most[:, None], [geometry.side_px]), halvings)
 
 
 def _after(outer: DoubleArray, inner: npt.NDArray[np.number]) -> DoubleArray:

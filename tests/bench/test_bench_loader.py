@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +80,9 @@ def test_both_images_of_a_pair_are_counted_and_decoded(images: Path, monkeypatch
     make_loader = partial(make_endless_loader, index, config, 16, CPU)
     parts = parts_of_loader(make_loader, 48)
     assert next(our_batches(index, config, 16, CPU)) == next(iter(parts["read only"][1]())) == 32
-    assert list(islice(parts["decode only"][1](), 2)) == [16, 16]
-    np.testing.assert_array_equal(decoded[1], (decoded[0] + 24) % 48)
+    assert next(iter(parts["decode only"][1]())) == 32
+    first, second = np.split(decoded[0], 2)
+    np.testing.assert_array_equal(second, (first + 24) % 48)
 
 
 def test_too_few_images_are_reported(images: Path, capsys: pytest.CaptureFixture[str]) -> None:

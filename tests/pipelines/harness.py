@@ -148,7 +148,7 @@ def make_views(
     ]
     ((_, outputs),) = run_chunks(made.build, iter([chunk]))
     assert outputs is not None
-    made.write(outputs, chunk.plan, views)()
+    made.write(outputs, slice(None), chunk.plan, views)()
     made.close()
     return views
 

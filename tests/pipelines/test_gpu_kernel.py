@@ -275,7 +275,7 @@ def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, m
     held = weakref.ref(images)
 
     finish = GpuViews(settings_of(1, device="gpu", views="gpu"), [Augmentation(geometry, NO_COLOUR)]).write(
-        (images,), plan, [view]
+        (images,), slice(None), plan, [view]
     )
     del images
     gc.collect()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -116,18 +116,12 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
     "--per-shard", default=8192, show_default=True, type=options.IntegerRange(1, 10**9), help="Images per shard."
 )
 @click.option("--workers", default=None, type=WORKERS, help="Shards written at a time.  [default: one per core]")
-@click.option(
-    "--crop",
-    type=click.Choice(["jpeg", "png"]),
-    help="Store only what views can show, as JPEG (quality 95, 4:4:4) or PNG.  [default: whole files]",
-)
 def pack(
     files: Sequence[Path],
     overrides: Sequence[str],
     out: Path,
     per_shard: int,
     workers: int | None,
-    crop: Literal["jpeg", "png"] | None,
 ) -> None:
     """Pack the images of a configuration's data into WebDataset tar shards in OUT.
 
@@ -136,9 +130,6 @@ def pack(
       python cli.py pretrain --set data.source=shards --set data.root=/data/freihand_shards
 
     An interrupted call is continued. Every shard is read back and compared. Nothing is overwritten.
-
-    Shards of --crop serve the views of the configuration that they were packed with, and narrower ones. Boxes and
-    labels move with the crops. Images that are larger than what the views show load faster.
     """
     if re.match(r"\w+:/", str(out)):
         address = re.sub(":/+", "://", str(out), count=1)  # a path keeps one slash
@@ -150,7 +141,6 @@ def pack(
     from peclr_dali.machine.cores import available_cores
     from peclr_dali.pipelines.config import each_source
     from peclr_dali.pipelines.sources import load_index
-    from peclr_dali.pipelines.sources.shards.crop import Crop
     from peclr_dali.pipelines.sources.shards.index_file import choices, shards_in_words
     from peclr_dali.pipelines.sources.shards.pack import pack as run
     from peclr_dali.train.runs.log import progress_bar
@@ -159,7 +149,6 @@ def pack(
     if others:
         raise UserError(f"{1 + len(others)} tables [[data]]: shards hold one source. Pack each by itself.")
     index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads the shards
-    part = None if crop is None else Crop(crop, source.box_margin, config.geometry)
     with progress_bar("packing") as progress:
         packed = run(
             index,
@@ -167,7 +156,6 @@ def pack(
             per_shard=per_shard,
             workers=workers or available_cores(),
             progress=progress,
-            crop=part,
             chosen=choices(source),
         )
     if packed.left_out:

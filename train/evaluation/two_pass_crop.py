@@ -48,12 +48,8 @@ def estimate_in_two_passes(
     (`pose.first_keypoint = "palm"`), this function does the same. For ours, it counts from the corner, as in training.
 
     Arguments and result as in `estimate_poses`; files that cannot be read have -1 in `samples`, and if all have, it is
-    a `UserError`. So are shards of crops.
+    a `UserError`.
     """
-    if index.geometry_checks:
-        raise UserError(
-            f"{index.root}: holds crops, and two passes look at whole images. Name the data that was packed."
-        )
     count, batch, side_px = len(index), config.validation.batch, config.geometry.side_px
     samples = np.arange(count)
     mirror = index.mirrored

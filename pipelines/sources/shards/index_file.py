@@ -22,7 +22,6 @@ from peclr_dali.errors.terminal import printable
 from peclr_dali.parsing import file_name, parse_json, regular
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.sources.shards.crop import Crop
 from peclr_dali.skeleton import SKELETONS
 from peclr_dali.writing import whole_file, write_text
 
@@ -97,7 +96,6 @@ class IndexFile:
         crc32: checksum of each table's file; an earlier version wrote none.
         folder: of other programs' shards, absolute or relative to the index file; None for shards of `pack`.
         left_out: number of images that could not be packed.
-        crop: which part of each image the shards hold; None: the whole.
         chosen: keys of `data` that chose images and boxes for `pack`, see `choices`; an earlier version wrote none.
     """
 
@@ -108,7 +106,6 @@ class IndexFile:
     folder: Annotated[str, AfterValidator(file_name)] | None = None
     left_out: _Whole = 0
     skeleton: Annotated[str, one_of(SKELETONS)] = "hand"
-    crop: Crop | None = None
     chosen: dict[str, Any] = field(default_factory=dict)
     format: Literal[1] = FORMAT
 

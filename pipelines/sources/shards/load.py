@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -52,8 +51,6 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     tables = {name: shards.table(name) for name in content.tables}
     first = [0, *accumulate(shard.samples for shard in content.shards)]
     count = first[-1]
-    crop = content.crop
-    checks = () if crop is None else (partial(crop.require, config.root, config.box_margin),)
     store = ShardStore(shards, first, tables, verify=verify or shards.is_remote)
     index = Index(
         name=content.name,
@@ -69,7 +66,6 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         store=store,
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.skeleton],
-        geometry_checks=checks,
     )
     if content.is_foreign and (boxes := box_file(config)) is not None:
         index = with_boxes(index, boxes)

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -28,8 +28,6 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.sources.shards.crop import Crop
-from peclr_dali.pipelines.sources.shards.crop_image import ImageCropper, Labels
 from peclr_dali.pipelines.sources.shards.index_file import (
     FORMAT,
     INDEX_FILE,
@@ -76,7 +74,6 @@ def pack(
     per_shard: int,
     workers: int,
     progress: Progress = lambda done, total: None,
-    crop: Crop | None = None,
     chosen: dict[str, Any] | None = None,
 ) -> Packed:
     """Write the samples of an index as shards, in its order.
@@ -90,18 +87,12 @@ def pack(
         out: a folder that is empty, missing, or from an earlier call with the same arguments.
         workers: number of shards written at the same time.
         progress: called with (samples done, samples in all).
-        crop: which part of each image to store; None: the unchanged files.
         chosen: the index's `choices`, which a run on the shards may repeat.
 
     Raises:
-        UserError: `out` holds something else or cannot be written to, a shard reads back differently, or the source
-            holds crops.
+        UserError: `out` holds something else or cannot be written to, or a shard reads back differently.
     """
-    if index.geometry_checks:
-        raise UserError(f"{index.root}: holds crops. Pack the data that they were made from.")
     job = {"format": FORMAT, "name": index.name, "samples": len(index), "per_shard": per_shard, "of": _identity(index)}
-    if crop is not None:
-        job["crop"] = json.loads(json.dumps(asdict(crop)))  # as it is read back
     with _one_line_of_disk_errors(out):
         already_there = _claim(out, job)
         if already_there:
@@ -111,7 +102,7 @@ def pack(
                 again = f"To pack again, remove {out / INDEX_FILE}: all shards are written anew."
                 raise UserError(f"{error} {again}") from error
         else:
-            _Packer(index, out, per_shard, crop, chosen or {}).run(workers, progress)
+            _Packer(index, out, per_shard, chosen or {}).run(workers, progress)
     content = read_index_file(out)
     size = sum(shard.bytes for shard in content.shards)
     return Packed(content.samples, len(content.shards), size, content.left_out, already_there)
@@ -120,9 +111,9 @@ def pack(
 class _Packer:
     """Writes the shards and the index of a folder; the arguments are those of `pack`."""
 
-    def __init__(self, index: Index, out: Path, per_shard: int, crop: Crop | None, chosen: dict[str, Any]) -> None:
+    def __init__(self, index: Index, out: Path, per_shard: int, chosen: dict[str, Any]) -> None:
         self._chosen = chosen
-        self._index, self._out, self._per_shard, self._crop = index, out, per_shard, crop
+        self._index, self._out, self._per_shard = index, out, per_shard
         self._tables = index_tables(index)
         self._shards = range(-(-len(index) // per_shard))
         self._done = 0  # samples written in this and earlier calls
@@ -171,15 +162,13 @@ class _Packer:
         unfinished = target.with_suffix(".part")
         unfinished.unlink(missing_ok=True)
         with unfinished.open("xb") as file:
-            shard, cropper = _ShardWriter(file), None if self._crop is None else ImageCropper(self._crop)
+            shard = _ShardWriter(file)
             for row in rows:
                 if self._stop.is_set():
                     return
                 try:
                     data, labels = self._index.read(row), {name: table[row] for name, table in self._tables.items()}
-                    image = check_image(data)
-                    if cropper is not None:
-                        data, labels = cropper(data, image, labels)
+                    check_image(data)
                 except (OSError, BadImage) as error:
                     left_out.append({"path": str(self._index.path(row)), "reason": str(error)})
                 else:
@@ -225,7 +214,7 @@ class _Packer:
             write_text(self._out / LEFT_OUT_FILE, "".join(json.dumps(row) + "\n" for row in left_out))
         content = IndexFile(
             self._index.name, sorted(tables), shards, checksums,
-            left_out=len(left_out), skeleton=self._index.skeleton.name, crop=self._crop, chosen=self._chosen,
+            left_out=len(left_out), skeleton=self._index.skeleton.name, chosen=self._chosen,
         )  # fmt: skip
         write_index_file(self._out, content)
         shutil.rmtree(self._out / _PARTS_FOLDER)
@@ -244,7 +233,7 @@ class _ShardWriter:
         self.hash, self.bytes = hashlib.sha256(), 0
         self.columns = defaultdict[str, list[Any]](list)
 
-    def add(self, row: int, data: bytes, path: str, labels: Labels) -> None:
+    def add(self, row: int, data: bytes, path: str, labels: dict[str, Any]) -> None:
         """Append an image that passed `check_image`, and its path and labels for other readers of the shards."""
         ending = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}[data[:1]]
         place: dict[str, Any] = {"offset": self.bytes + BLOCK_BYTES, "size": len(data), "crc32": zlib.crc32(data)}
@@ -305,8 +294,9 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
         raise UserError(f"{file}: damaged ({error}). Remove the folder and pack again.") from error
     for key in job | found:
         if found.get(key) != job.get(key):
-            what = {"of": "other files, boxes or labels", "crop": "another --crop, geometry or data.box_margin"}
-            differs = what.get(key, f"{key} {found.get(key)!r}, not {job.get(key)!r}")
+            differs = f"{key} {found.get(key)!r}, not {job.get(key)!r}"
+            if key == "of":
+                differs = "other files, boxes or labels"
             raise UserError(f"{out}: holds shards of {differs}. Name another folder, or remove this one.")
     return (out / INDEX_FILE).exists()
 
