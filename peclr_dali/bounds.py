@@ -29,8 +29,6 @@ Queue: TypeAlias = Annotated[int, Interval(ge=1, le=1024)]
 """Batches held in memory at once."""
 Timeout: TypeAlias = Annotated[float, Interval(ge=0.1, le=1e7)]
 """Seconds; at most 115 days."""
-Gigabytes: TypeAlias = Annotated[float, Interval(ge=1e-6, le=1e9)]
-"""Of 10^9 bytes; from a kilobyte to an exabyte."""
 Epochs: TypeAlias = Annotated[float, Interval(ge=0, le=1e6)]
 Positive: TypeAlias = Annotated[float, Interval(ge=1e-12, le=LARGEST_NUMBER)]
 NotNegative: TypeAlias = Annotated[float, Interval(ge=0, le=LARGEST_NUMBER)]

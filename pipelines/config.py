@@ -18,7 +18,6 @@ from peclr_dali.bounds import (
     Count,
     Factor,
     Fraction,
-    Gigabytes,
     Positive,
     PositiveFraction,
     Queue,
@@ -58,7 +57,7 @@ class DataConfig:
             file of boxes. A folder: a file of boxes, or "center" for the square around the whole image. HO-3D and
             Dexter+Object: a file of boxes; without it, the square around the keypoints. YouTube3DHands, COCO and
             packed shards: leave it out; the box is the square around the hand's mesh, the annotation's box, or the
-            packed box. Shards of other programs: as for a folder.
+            packed box. Tar files of other programs: as for a folder.
         center_frac: FreiHAND: side of the "center" box over the image's shorter side.
         box_margin: factor of the box's side. The whole image gets no margin.
         annotations: COCO: the JSON file, relative to `root`; unset, annotations.json.
@@ -66,11 +65,6 @@ class DataConfig:
         label_fraction: share of the samples to use, for fine-tuning with fewer labels. Whole poses or frames are
             chosen; a smaller share is a subset of a larger one.
         label_seed: seed of this choice.
-        shuffle_shards: shards: shuffle within so many shards at a time, for storage with slow random reads; unset, over
-            all shards.
-        cache: for shards at an address: folder on a local disk that keeps what was downloaded, for all processes of the
-            machine; unset, peclr-dali/shards in $XDG_CACHE_HOME or ~/.cache.
-        cache_gb: largest size of this folder, in 10^9 bytes.
         positive: the second image of a row's pair of views. "self": the same image, as in PeCLR. "version": the same
             pose before another background, in FreiHAND and shards of it. "file": as `pairs` says. An image without an
             admissible partner is its own. For pre-training only.
@@ -94,9 +88,6 @@ class DataConfig:
     regressor: str | None = None
     label_fraction: PositiveFraction = 1.0
     label_seed: Seed = 0
-    shuffle_shards: Count | None = None
-    cache: str | None = None
-    cache_gb: Gigabytes = 100.0
     positive: Literal["self", "version", "file"] = "self"
     pairs: str | None = None
     bad_list: str | None = None

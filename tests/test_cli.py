@@ -136,7 +136,7 @@ def test_the_log_does_not_show_where_credentials_were_found(capsys: pytest.Captu
 
 def test_pack_names_the_address_that_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli("pack", "s3://images/out") == 2
-    assert capsys.readouterr().err.startswith("error: s3://images/out: is an address; shards are written to a folder.")
+    assert capsys.readouterr().err.startswith("error: s3:/images/out is an address: tar files are written to a folder.")
 
 
 def test_warnings_of_commands_without_a_log_are_one_line_each(

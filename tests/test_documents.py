@@ -28,8 +28,8 @@ KINDS = (Config, FinetuneConfig)
 TABLES = {table for kind in KINDS for table in to_dict(kind())}
 KEYS = {key for kind in KINDS for key, _ in flatten(to_dict(kind()))}
 KEYS |= {f"loss.{field.name}" for loss in LOSSES.values() for field in dataclasses.fields(cast(Any, loss))}
-UNSET = {"optim.lr", "data.regressor", "data.annotations", "data.pairs", "data.bad_list", "data.cache",
-         "data.shuffle_shards", "pipelines.batch", "pipelines.threads", "train.threads"}  # fmt: skip
+UNSET = {"optim.lr", "data.regressor", "data.annotations", "data.pairs", "data.bad_list",
+         "pipelines.batch", "pipelines.threads", "train.threads"}  # fmt: skip
 PLACEHOLDERS = {("key", "value"), ("data.source", "yours")}  # the reader puts something else there
 FILES = (".py", ".jsonl", ".json", ".md", ".txt", ".toml")
 SUFFIXES = {".pth", ".safetensors", ".venv", ".csv", ".jpeg", ".jpg", ".json", ".npy", ".npz", ".png", ".webp"}

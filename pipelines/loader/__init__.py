@@ -38,7 +38,6 @@ from peclr_dali.pipelines.render.runner import FileDecoder, Outputs, run_chunks
 from peclr_dali.pipelines.render.settings import Settings, choose_settings
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import Schedule
-from peclr_dali.pipelines.samples.store import Prefetch
 from peclr_dali.pipelines.views.augmentation import Augmentation
 
 
@@ -106,7 +105,6 @@ class Loader:
         self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(config.ahead)
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
-        self._prefetch = Prefetch()
 
     def __enter__(self) -> Loader:
         return self
@@ -126,7 +124,6 @@ class Loader:
         self._require_own_process()
         if self._stop.is_set():
             raise RuntimeError(CLOSED)
-        self._prefetch = self._index.prefetch(partial(self._schedule.samples, self._partners))
         self._thread = threading.Thread(target=self._work_ahead, name="loader", daemon=True)
         self._thread.start()
         while (item := self._next_item()) is not None:
@@ -151,7 +148,6 @@ class Loader:
     def stop(self) -> None:
         """Tell the threads to end, without waiting for them."""
         self._stop.set()
-        self._prefetch.close()
 
     def close(self) -> None:
         """Stop the threads and free the memory of the pipelines. In a forked process, do nothing: it has neither."""
@@ -203,7 +199,6 @@ class Loader:
             _finish(unfinished)
             if row < len(batch):  # the loader was stopped
                 return
-            self._prefetch.done()
             yield replace(batch, bad=torch.cat(bad))
 
     def _write(self, chunk: Chunk, outputs: Outputs, batch: Batch, row: int) -> list[Callable[[], None]]:

@@ -19,6 +19,7 @@ from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import Order
 from peclr_dali.pipelines.samples.partners import Partners
+from peclr_dali.pipelines.samples.store import Bytes
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class Reader:
         wanted = self._order.samples_at(chunk.positions)
         samples, bad = wanted.copy(), list[int]()
         files = []
-        for row, file in enumerate(self._read_jpegs(wanted)):
+        for row, file in enumerate(self._read_many(wanted)):
             if file is None:
                 samples[row], file = self._read_good(int(chunk.positions[row]), int(wanted[row]), bad)
             files.append(file)
@@ -101,7 +102,7 @@ class Reader:
         """The second images: of each sample the partner that is drawn, the next usable one, or itself."""
         drawn = self._order.partner_draws(positions)
         chosen, made = partners.of(samples, drawn), []
-        for row, found in enumerate(self._read_jpegs(chosen)):
+        for row, found in enumerate(self._read_many(chosen)):
             file = found
             for attempt in range(0 if file else min(int(partners.count[samples[row]]), SUBSTITUTE_ATTEMPTS)):
                 chosen[[row]] = partners.of(samples[[row]], drawn[[row]], attempt)
@@ -114,12 +115,13 @@ class Reader:
             made.append(file)
         return chosen, made
 
-    def _read_jpegs(self, samples: IntArray) -> Sequence[ImageFile | None]:
-        """Read, in one call, all samples that are valid JPEGs in files of their own. Most samples are."""
-        if self._index.store is not None:
-            return [None] * len(samples)
-        rows = samples.tolist()
-        files = read_sound_jpegs([f"{self._index.root}/{self._index.paths[sample]}" for sample in rows])
+    def _read_many(self, samples: IntArray) -> Sequence[ImageFile | None]:
+        """Read samples in one call. None for a bad one; of files of their own, for all that are not valid JPEGs."""
+        rows, index = samples.tolist(), self._index
+        if index.store is None:
+            files = read_sound_jpegs([f"{index.root}/{index.paths[sample]}" for sample in rows])
+        else:
+            files = [self._checked(sample, data) for sample, data in zip(rows, index.read_many(rows), strict=True)]
         return [None if sample in self._quarantine else file for sample, file in zip(rows, files, strict=True)]
 
     def _read_good(self, position: int, sample: int, bad: list[int]) -> tuple[int, ImageFile]:
@@ -145,8 +147,15 @@ class Reader:
             raise RuntimeError(CLOSED)
         if sample in self._quarantine:
             return None
+        (data,) = self._index.read_many([sample])
+        return self._checked(sample, data)
+
+    def _checked(self, sample: int, data: Bytes) -> ImageFile | None:
+        """The file, if its bytes could be read and it is sound; else it is added to the bad ones."""
         try:
-            return check_image(self._index.read(sample))
+            if isinstance(data, OSError):
+                raise data
+            return check_image(data)
         except (OSError, BadImage) as error:
             reason = getattr(error, "strerror", None) or str(error)
             self._quarantine.add(sample, self._index.path(sample), reason)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.partners import Partners
-from peclr_dali.pipelines.samples.store import Prefetch, SelectedStore, Steps, Store
+from peclr_dali.pipelines.samples.store import Bytes, SelectedStore, Store
 from peclr_dali.skeleton import HAND, Skeleton
 
 _FAULTS_OF_A_FILE: Final = (
@@ -30,31 +30,16 @@ WHOLE_IMAGE = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """Samples that are stored together, so that a shuffle may keep them near each other.
-
-    Attributes:
-        first: (B + 1,) int64, first row of each block, and the end of the last.
-        window: number of blocks that are shuffled together.
-    """
-
-    first: npt.NDArray[np.int64]
-    window: int
-
-
-@dataclass(frozen=True)
 class SourceRows:
     """One source of a joined index. Its `count` rows follow those of the previous source.
 
     Attributes:
         weight: its share of a batch is this weight over the sum of all weights.
-        blocks: blocks of its rows, counted from its first; None if it is shuffled as a whole.
     """
 
     name: str
     count: int
     weight: float
-    blocks: Blocks | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +74,6 @@ class Index:
 
         sources: the sources of a joined index, in the order of its rows; empty for a single source.
         store: reads the bytes of a sample; None if each sample is a file at `paths`.
-        blocks: rows that are stored together, for the shuffle. For a joined index, see `sources`.
         partners: the admissible second images of pairs; None: both views of a pair show the same image.
     """
 
@@ -103,7 +87,6 @@ class Index:
     targets: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     sources: tuple[SourceRows, ...] = ()
     store: Store | None = None
-    blocks: Blocks | None = None
     skeleton: Skeleton = HAND
     partners: Partners | None = None
 
@@ -166,7 +149,6 @@ class Index:
             **arrays,
             targets={name: array[rows] for name, array in self.targets.items()},
             store=None if store is None else SelectedStore(store, rows),
-            blocks=None if self.blocks is None else _selected_blocks(self.blocks, rows),
             partners=None if self.partners is None else self.partners.select(rows),
         )
 
@@ -181,20 +163,32 @@ class Index:
             OSError: it cannot be read; the file is at fault.
             UserError: the machine is at fault, as without memory or with too many open files.
         """
-        try:
-            return read_file(f"{self.root}/{self.paths[sample]}") if self.store is None else self.store.read(sample)
-        except OSError as error:
-            if error.errno in _FAULTS_OF_A_FILE:
-                raise
-            raise UserError(
-                f"{self.path(sample)}: {error.strerror}. This may be an error of the machine, so the image is not "
-                "replaced. Check memory, disk, network and 'ulimit -n'; a run goes on with --resume auto. If only "
-                "this file cannot be read, replace or remove it."
-            ) from error
+        (data,) = self.read_many([sample])
+        if isinstance(data, OSError):
+            raise data
+        return data
 
-    def prefetch(self, steps: Steps) -> Prefetch:
-        """Let the store prepare for the samples of the coming steps."""
-        return Prefetch() if self.store is None else self.store.prefetch(steps)
+    def read_many(self, samples: Sequence[int]) -> list[Bytes]:
+        """Read the bytes of some samples' files, of a store in one call. A `UserError` as in `read`."""
+        if self.store is not None:
+            read = self.store.read(samples)
+        else:
+            read = [_read_or_error(f"{self.root}/{self.paths[sample]}") for sample in samples]
+        for sample, data in zip(samples, read, strict=True):
+            if isinstance(data, OSError) and data.errno not in _FAULTS_OF_A_FILE:
+                raise UserError(
+                    f"{self.path(sample)}: {data.strerror}. This may be an error of the machine, so the image is not "
+                    "replaced. Check memory, disk, network and 'ulimit -n'; a run goes on with --resume auto. If only "
+                    "this file cannot be read, replace or remove it."
+                ) from data
+        return read
+
+
+def _read_or_error(path: str) -> Bytes:
+    try:
+        return read_file(path)
+    except OSError as error:
+        return error
 
 
 def read_file(path: str) -> bytes:
@@ -235,10 +229,3 @@ class LazyNames(Sequence[str]):
         if isinstance(row, slice):
             return [self._name(one) for one in self._rows[row]]
         return self._name(self._rows[row])
-
-
-def _selected_blocks(blocks: Blocks, rows: npt.NDArray[np.int64]) -> Blocks:
-    """The blocks of some of the rows, ascending; a row may be selected several times."""
-    if (np.diff(rows) < 0).any():
-        raise ValueError("select rows of blocks in ascending order")
-    return Blocks(np.searchsorted(rows, blocks.first).astype(np.int64), blocks.window)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.index import Index, LazyNames, SourceRows
 from peclr_dali.pipelines.samples.partners import Partners
-from peclr_dali.pipelines.samples.store import JoinedStore
+from peclr_dali.pipelines.samples.store import Bytes, Store
 from peclr_dali.skeleton import HAND, Skeleton
 
 
@@ -37,7 +37,6 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     counts = [len(index) for index in indices]
     stored = any(index.store is not None for index in indices)
     names = _lazy_names(indices, folders) if stored else _names(indices, folders)
-    readers = JoinedStore([index.read for index in indices], [index.store for index in indices], counts)
     return Index(
         name=" + ".join(index.name for index in indices),
         root=Path(root),
@@ -48,13 +47,29 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
         group=_join_groups(indices),
         targets=_join_targets(indices, counts),
         sources=tuple(
-            SourceRows(index.name, len(index), weight, index.blocks)
-            for index, weight in zip(indices, weights, strict=True)
+            SourceRows(index.name, len(index), weight) for index, weight in zip(indices, weights, strict=True)
         ),
-        store=readers if stored else None,
+        store=_JoinedStore(indices) if stored else None,
         skeleton=skeleton,
         partners=Partners.joined([index.partners for index in indices], counts),
     )
+
+
+class _JoinedStore(Store):
+    """The rows of several sources, one after the other; each source reads its own in one call."""
+
+    def __init__(self, indices: Sequence[Index]) -> None:
+        self._indices = indices
+        self._first = [0, *accumulate(len(index) for index in indices)]
+
+    def read(self, rows: Sequence[int]) -> list[Bytes]:
+        """See `Store`."""
+        read: dict[int, Bytes] = {}
+        for index, first, end in zip(self._indices, self._first, self._first[1:], strict=False):
+            own = [row for row in rows if first <= row < end]
+            if own:
+                read |= zip(own, index.read_many([row - first for row in own]), strict=True)
+        return [read[row] for row in rows]
 
 
 def _common_skeleton(indices: Sequence[Index]) -> Skeleton:

@@ -12,7 +12,7 @@ import functools
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,8 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import DoubleArray, IntArray
 from peclr_dali.pipelines.randomness import MOST_VIEWS, Stream, philox
-from peclr_dali.pipelines.samples.index import Blocks, Index
-from peclr_dali.pipelines.samples.partners import Partners, draw_partners
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.partners import draw_partners
 
 
 def build_order(index: Index, *, batch: int, seed: int) -> Order:
@@ -34,7 +34,7 @@ def build_order(index: Index, *, batch: int, seed: int) -> Order:
     """
     length = len(index) // batch * batch
     if len(index.sources) < 2:
-        return EpochOrder(len(index), length, seed=seed, blocks=index.blocks)
+        return EpochOrder(len(index), length, seed=seed)
     if len(index.sources) > MOST_VIEWS:  # the number of a source takes the place of a view's
         raise UserError(f"{len(index.sources)} sources; expected at most {MOST_VIEWS}. Put several into one folder")
     rows = rows_per_batch([source.weight for source in index.sources], batch)
@@ -44,8 +44,7 @@ def build_order(index: Index, *, batch: int, seed: int) -> Order:
                 f"data.{number}.weight = {source.weight:g} gives {source.name} no row of a batch of {batch}: "
                 f"raise the weight or the batch, or leave this source out"
             )
-    blocks = [source.blocks for source in index.sources]
-    return MixtureOrder([source.count for source in index.sources], rows, length, seed=seed, blocks=blocks)
+    return MixtureOrder([source.count for source in index.sources], rows, length, seed=seed)
 
 
 class Order(ABC):
@@ -82,16 +81,13 @@ class EpochOrder(Order):
     Args:
         length: places in an epoch, at most `count`; the rest of the shuffle is not used in this epoch.
         fixed: (length,) samples that every epoch visits in this order; None: shuffle.
-        blocks: shuffle only within windows of these blocks.
     """
 
-    def __init__(
-        self, count: int, length: int, *, seed: int, fixed: IntArray | None = None, blocks: Blocks | None = None
-    ) -> None:
+    def __init__(self, count: int, length: int, *, seed: int, fixed: IntArray | None = None) -> None:
         if not 0 < length <= count:
             raise ValueError(f"an epoch of {length} places cannot be drawn from {count} samples without repeating")
         self.count, self.length, self.seed = count, length, seed
-        self._fixed, self._blocks = fixed, blocks
+        self._fixed = fixed
         self._shuffle = _keep(self._shuffled)
 
     def samples(self, epoch: int, places: IntArray) -> IntArray:
@@ -99,7 +95,7 @@ class EpochOrder(Order):
         return (self._shuffle(epoch) if self._fixed is None else self._fixed)[places]
 
     def _shuffled(self, epoch: int) -> IntArray:
-        return _shuffled(philox(self.seed, Stream.ORDER, epoch=epoch), self.count, self._blocks)
+        return np.random.Generator(philox(self.seed, Stream.ORDER, epoch=epoch)).permutation(self.count)
 
     def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
         """See `Order`."""
@@ -117,7 +113,6 @@ class MixtureOrder(Order):
         counts: samples of each source, one after the other in the index.
         rows: rows of each source in every batch, all positive.
         length: places in an epoch, whole batches.
-        blocks: blocks of each source, see `EpochOrder`; empty if no source has blocks.
     """
 
     def __init__(
@@ -127,7 +122,6 @@ class MixtureOrder(Order):
         length: int,
         *,
         seed: int,
-        blocks: Sequence[Blocks | None] = (),
     ) -> None:
         self._batch = sum(rows)
         if length <= 0 or length % self._batch:
@@ -140,7 +134,7 @@ class MixtureOrder(Order):
         for source, count in enumerate(rows):
             self._number[self._source == source] = np.arange(count)
         self._laps = [
-            _Laps(count, own, seed=seed, source=source, blocks=blocks[source] if blocks else None)
+            _Laps(count, own, seed=seed, source=source)
             for source, (count, own) in enumerate(zip(counts, rows, strict=True))
         ]
 
@@ -171,10 +165,10 @@ class _Laps:
             own negative.
     """
 
-    def __init__(self, count: int, apart: int, *, seed: int, source: int, blocks: Blocks | None) -> None:
+    def __init__(self, count: int, apart: int, *, seed: int, source: int) -> None:
         self._count = count
         self._apart = apart if count >= 3 * apart else 0
-        self._seed, self._source, self._blocks = seed, source, blocks
+        self._seed, self._source = seed, source
         self._lap = _keep(self._made)
 
     def samples(self, numbers: IntArray) -> IntArray:
@@ -199,11 +193,11 @@ class _Laps:
 
     def _shuffled(self, lap: int) -> IntArray:
         bits = philox(self._seed, Stream.ORDER, epoch=lap, view=self._source)
-        return _shuffled(bits, self._count, self._blocks)
+        return np.random.Generator(bits).permutation(self._count)
 
 
 def _keep(shuffle: Callable[[int], IntArray]) -> Callable[[int], IntArray]:
-    """Keep four shuffles: those of two successive epochs or laps, for a batch and for a store that reads ahead."""
+    """Keep four shuffles: those of successive epochs or laps."""
     kept, lock = functools.lru_cache(maxsize=4)(shuffle), threading.Lock()
 
     def keeping(number: int) -> IntArray:
@@ -231,23 +225,6 @@ def spread(rows: Sequence[int]) -> IntArray:
     """The source of each row of a batch, each source spread evenly: (sum(rows),) int64."""
     at = np.concatenate([(np.arange(count) + 0.5) / count for count in rows])
     return np.repeat(np.arange(len(rows)), rows)[np.argsort(at, kind="stable")]
-
-
-def _shuffled(bits: np.random.Philox, count: int, blocks: Blocks | None) -> IntArray:
-    """Shuffle `count` samples: (count,) int64. With blocks: shuffle the blocks, then the samples in each window."""
-    generator = np.random.Generator(bits)
-    if blocks is None:
-        return generator.permutation(count)
-    order = np.empty(count, np.int64)
-    blocks_in_order = generator.permutation(len(blocks.first) - 1)
-    done = 0
-    for start in range(0, len(blocks_in_order), blocks.window):
-        window = blocks_in_order[start : start + blocks.window].tolist()
-        samples = np.concatenate([np.arange(blocks.first[block], blocks.first[block + 1]) for block in window])
-        generator.shuffle(samples)
-        order[done : done + len(samples)] = samples
-        done += len(samples)
-    return order
 
 
 def _substitutes(seed: int, epoch: int, place: int, count: int, attempts: int) -> IntArray:
@@ -303,11 +280,3 @@ class Schedule:
     def steps(self) -> Iterable[int]:
         """The steps, from the first on."""
         return itertools.count(self.first_step) if self.last_step is None else range(self.first_step, self.last_step)
-
-    def samples(self, partners: Partners | None = None) -> Iterator[IntArray]:
-        """The samples (batch,) of each step's whole batch, all ranks together; then, of pairs, their partners."""
-        whole = RankSlice(self.rows.batch, 0, self.rows.batch)
-        for positions in map(whole.positions, self.steps()):
-            samples = self.order.samples_at(positions)
-            others = [] if partners is None else [partners.of(samples, self.order.partner_draws(positions))]
-            yield np.concatenate([samples, *others])

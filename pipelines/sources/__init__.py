@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pkgutil
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,21 +20,20 @@ from peclr_dali.pipelines.sources.pairs import partners_of
 from peclr_dali.pipelines.sources.subsets import in_fraction
 
 
-def load_index(config: DataConfig | Sequence[DataConfig], *, verify: bool = False) -> Index:
+def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
     """Read the index of one or several sources, with the margin applied to the boxes. Several sources are joined.
-
-    With `verify`, the checksum of each sample of shards is compared when it is read.
 
     Raises:
         UserError: a folder or file is missing, empty or does not fit the layout.
     """
     sources = each_source(config)
-    return join([_load(one, verify) for one in sources], [one.weight for one in sources])
+    return join([_load(one) for one in sources], [one.weight for one in sources])
 
 
-def _load(config: DataConfig, verify: bool) -> Index:
+def _load(config: DataConfig) -> Index:
     with paths_in_one_line(Path(config.root)):
-        index = _load_source(config, verify)
+        refuse_address(config)
+        index: Index = pkgutil.resolve_name(SOURCES[config.source])(config)
         if not len(index):
             raise UserError(
                 f"{config.root}: data.split = {config.split!r} has no image: a tenth of its few groups is none. Set "
@@ -53,17 +51,3 @@ def _load(config: DataConfig, verify: bool) -> Index:
     box_px = index.box_px.copy()
     box_px[:, 2] *= config.box_margin
     return dataclasses.replace(index, box_px=box_px, partners=partners_of(index, config))
-
-
-def _load_source(config: DataConfig, verify: bool) -> Index:
-    refuse_address(config)
-    load = pkgutil.resolve_name(SOURCES[config.source])
-    if config.source == "shards":
-        load = partial(load, verify=verify)
-    elif config.shuffle_shards is not None:
-        raise UserError(
-            f"data.shuffle_shards = {config.shuffle_shards}: data.source is {config.source!r}, which has no shards. "
-            "Leave it out, or pack the data first."
-        )
-    index: Index = load(config)
-    return index

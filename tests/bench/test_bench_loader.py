@@ -104,7 +104,7 @@ def test_files_are_checked_before_anything_is_measured(images: Path, tmp_path: P
 
 def test_packed_data_is_measured(images: Path, tmp_path: Path) -> None:
     source = DataConfig(source="folder", root=str(images), box_margin=1.0)
-    pack(load_index(source), tmp_path / "shards", per_shard=20, workers=1)
+    pack(load_index(source), tmp_path / "shards", per_tar=20, workers=1)
     config = Config(data=DataConfig(source="shards", root=str(tmp_path / "shards")))
     rounds = Rounds(repeats=2, repeat_s=0.05, warmup_s=0.05)
     found = compare_loaders(config, rounds, batch=16, peers=True, device=CPU, large=False, progress=print)

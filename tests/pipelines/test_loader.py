@@ -10,7 +10,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cv2
@@ -27,7 +27,7 @@ from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS, Quarantine
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, read_file
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import EpochOrder, Order, build_order
-from peclr_dali.pipelines.samples.store import Store
+from peclr_dali.pipelines.samples.store import Bytes, Store
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
 from tests.pipelines.harness import (
     RENDERERS,
@@ -246,9 +246,15 @@ def failing(folder: Index, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], S
                 raise OSError(number, os.strerror(number))
             return read_file(path)
 
+        def read_or_error(path: str) -> Bytes:
+            try:
+                return read(path)
+            except OSError as error:
+                return error
+
         class Files(Store):
-            def read(self, row: int) -> bytes:
-                return read(f"{folder.root}/{folder.paths[row]}")
+            def read(self, rows: Sequence[int]) -> list[Bytes]:
+                return [read_or_error(f"{folder.root}/{folder.paths[row]}") for row in rows]
 
         monkeypatch.setattr("peclr_dali.pipelines.samples.index.read_file", read)
         monkeypatch.setattr("peclr_dali.pipelines.loader.read.read_sound_jpegs", lambda paths: [None] * len(paths))

@@ -195,7 +195,7 @@ def test_every_key_is_shown_and_unset_ones_say_what_they_mean(
     }
     assert shown == wanted
     unset = re.findall(r"^# (\w+) is not set: (.+)$", text, re.MULTILINE)
-    assert {"regressor", "bad_list", "shuffle_shards", "batch", "threads"} <= {key for key, _ in unset}
+    assert {"regressor", "bad_list", "batch", "threads"} <= {key for key, _ in unset}
     assert all(len(meaning) > 20 for _, meaning in unset)
     file = tmp_path / "shown.toml"
     file.write_text(text)

@@ -30,7 +30,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five shards of ten hands with their labels."""
     root = tmp_path_factory.mktemp("hands")
     tiny_hands.write_hands(root / "data", 12)
-    pack(load_index(DataConfig("freihand", str(root / "data"))), root / "packed", per_shard=10, workers=1)
+    pack(load_index(DataConfig("freihand", str(root / "data"))), root / "packed", per_tar=10, workers=1)
     return root / "packed"
 
 
@@ -48,7 +48,7 @@ def test_fine_tuning_and_evaluation_over_an_address(bucket: Bucket, packed: Path
     weights: list[dict[str, torch.Tensor]] = []
     metrics: list[Any] = []
     for name, root in (("remote", ADDRESS), ("local", str(packed))):
-        settings = ("train.epochs=1", "data.source=shards", f"data.root={root}", f"data.cache={tmp_path / 'node'}")
+        settings = ("train.epochs=1", "data.source=shards", f"data.root={root}")
         out = tmp_path / name
         finetune(load_config(FinetuneConfig, [], [*tiny_hands.TINY, *settings, f"run.out={out}"]))
         newest = max((out / "checkpoints").glob("step_*.pt"))
@@ -59,4 +59,4 @@ def test_fine_tuning_and_evaluation_over_an_address(bucket: Bucket, packed: Path
         metrics.append(json.loads((out / "evaluation" / "metrics.json").read_text())["metrics"])
     assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
     assert metrics[0] == metrics[1]
-    assert sum(count for name, count in bucket.whole.items() if name.endswith(".tar")) == 5
+    assert sum(count for name, count in bucket.requests.items() if name.endswith(".tar")) > 5

@@ -20,7 +20,6 @@ from peclr_dali.train.commands.options import (
     PATH,
     SEED,
     WORKERS,
-    PathOfUser,
     config_options,
     pretraining_config,
     say,
@@ -113,95 +112,51 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
 @config_options
 @click.argument("out", type=PATH)
 @click.option(
-    "--per-shard", default=8192, show_default=True, type=options.IntegerRange(1, 10**9), help="Images per shard."
+    "--per-tar", default=8192, show_default=True, type=options.IntegerRange(1, 10**9), help="Images per tar file."
 )
-@click.option("--workers", default=None, type=WORKERS, help="Shards written at a time.  [default: one per core]")
+@click.option("--workers", default=None, type=WORKERS, help="Threads that read.  [default: one per core]")
+@click.option("--index", "index_only", is_flag=True, help="Write only the index of the tar files that OUT holds.")
 def pack(
-    files: Sequence[Path],
-    overrides: Sequence[str],
-    out: Path,
-    per_shard: int,
-    workers: int | None,
+    files: Sequence[Path], overrides: Sequence[str], out: Path, per_tar: int, workers: int | None, index_only: bool
 ) -> None:
-    """Pack the images of a configuration's data into WebDataset tar shards in OUT.
+    """Pack the images of a configuration's data into tar files in OUT, with an index beside them.
 
     \b
       python cli.py pack --set data.root=/data/freihand /data/freihand_shards
       python cli.py pretrain --set data.source=shards --set data.root=/data/freihand_shards
+      python cli.py pack --index /data/webdataset
 
-    An interrupted call is continued. Every shard is read back and compared. Nothing is overwritten.
+    OUT must be new or empty, and is there only when it is complete. With --index, OUT holds tar files of another
+    program, such as webdataset's; they stay as they are.
     """
     if re.match(r"\w+:/", str(out)):
-        address = re.sub(":/+", "://", str(out), count=1)  # a path keeps one slash
-        raise UserError(
-            f"{address}: is an address; shards are written to a folder. Name a folder, and copy it to the address "
-            "later."
-        )
-    config = pretraining_config(files, overrides)
-    from peclr_dali.machine.cores import available_cores
-    from peclr_dali.pipelines.config import each_source
-    from peclr_dali.pipelines.sources import load_index
-    from peclr_dali.pipelines.sources.shards.index_file import choices, shards_in_words
-    from peclr_dali.pipelines.sources.shards.pack import pack as run
-    from peclr_dali.train.runs.log import progress_bar
+        raise UserError(f"{out} is an address: tar files are written to a folder. Name one, and copy it there later.")
+    if index_only:
+        from peclr_dali.pipelines.sources.shards.pack import index_tars
+        from peclr_dali.train.runs.log import progress_bar
 
-    source, *others = each_source(config.data)
-    if others:
-        raise UserError(f"{1 + len(others)} tables [[data]]: shards hold one source. Pack each by itself.")
-    index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads the shards
-    with progress_bar("packing") as progress:
-        packed = run(
-            index,
-            out,
-            per_shard=per_shard,
-            workers=workers or available_cores(),
-            progress=progress,
-            chosen=choices(source),
-        )
-    if packed.left_out:
-        say(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)
-    done = "is packed already" if packed.already_there else "written and read back"
-    say(f"{out}: {packed.samples} images in {shards_in_words(packed.shards)} of {as_size(packed.bytes)}, {done}")
+        with progress_bar("indexing") as progress:
+            packed = index_tars(out, progress=progress)
+    else:
+        config = pretraining_config(files, overrides)
+        from peclr_dali.machine.cores import available_cores
+        from peclr_dali.pipelines.config import each_source
+        from peclr_dali.pipelines.sources import load_index
+        from peclr_dali.pipelines.sources.shards.load import choices
+        from peclr_dali.pipelines.sources.shards.pack import pack as run
+        from peclr_dali.train.runs.log import progress_bar
 
-
-@click.command()
-@click.argument("shards", nargs=-1, required=True, type=PathOfUser())
-@click.argument("out", type=PATH)
-@click.option(
-    "--workers", default=None, type=WORKERS, help="Processes, each of which reads a shard.  [default: one per core]"
-)
-def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
-    """Write to OUT an index of WebDataset shards (.tar) that another program wrote. Nothing is copied.
-
-    SHARDS are files, folders, and patterns in quotes, with *, ? or [0-9].
-
-    \b
-      python cli.py index '/data/train/*.tar' /data/train_index
-      python cli.py pretrain --set data.source=shards --set data.root=/data/train_index
-
-    An interrupted call is continued. A later call reads only new and changed shards.
-    """
-    from peclr_dali.machine.cores import available_cores
-    from peclr_dali.pipelines.sources.shards.foreign import find_shards, index_shards
-    from peclr_dali.pipelines.sources.shards.index_file import shards_in_words
-    from peclr_dali.train.runs.log import progress_bar
-
-    files = find_shards(shards, say=lambda line: say(line, err=True))
-    with progress_bar("indexing (MiB)") as progress:
-        found = index_shards(
-            files,
-            out,
-            workers=workers or available_cores(),
-            progress=lambda done, total: progress(done >> 20, total >> 20),
-        )
-    for path, reason in found.left_out[:5]:
+        source, *others = each_source(config.data)
+        if others:
+            raise UserError(f"{1 + len(others)} tables [[data]]: tar files hold one source. Pack each by itself.")
+        index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads them
+        with progress_bar("packing") as progress:
+            packed = run(
+                index, out, per_tar=per_tar, workers=workers or available_cores(), progress=progress,
+                chosen=choices(source),
+            )  # fmt: skip
+    for path, reason in list(packed.left_out.items())[:5]:
         say(f"  {path}: {reason}", err=True)
-    if found.left_out:
-        cut = shards_in_words(len(found.left_out))
-        say(f"{cut} may miss images at the end, see {out / 'left_out.jsonl'}", err=True)
-    if found.without_images:
-        say(f"{shards_in_words(found.without_images)} without an image: left out", err=True)
-    if found.skipped:
-        say(f"members that are no samples: {', '.join(f'{n} {kind}' for kind, n in found.skipped.items())}")
-    told = f"{found.samples} images in {shards_in_words(found.shards)} of {found.folder}"
-    say(f"{out}: {told}, {shards_in_words(found.scanned)} read now")
+    if packed.left_out:
+        say(f"{len(packed.left_out)} images cannot be used and were left out", err=True)
+    say(f"{out}: {packed.samples} images in {packed.tars} tar files of {as_size(packed.bytes)}")

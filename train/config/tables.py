@@ -21,8 +21,6 @@ FREE_ON_RESUME = (
     "run.tensorboard",
     "run.profile_steps",
     "data.root",
-    "data.cache",
-    "data.cache_gb",
     "data.max_bad_share",
     "data.regressor",
     "pipelines",
@@ -38,7 +36,7 @@ FREE_ON_RESUME = (
 )
 """Keys and tables that a resumed run may change, since they do not change what is trained."""
 
-FREE_BETWEEN_RANKS = ("data.root", "data.cache", "data.cache_gb", "pipelines", "train.threads")
+FREE_BETWEEN_RANKS = ("data.root", "pipelines", "train.threads")
 """Keys and tables that may differ between the ranks of a run, since they are of the host."""
 
 

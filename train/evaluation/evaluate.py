@@ -107,8 +107,8 @@ def evaluate(
         name = _name(other)
         shown[name if name not in shown else f"{name}, the other"] = theirs
 
-    # In the order of their errors: not as joined sources or blocks of shards, whose rows ascend.
-    few = dataclasses.replace(index, sources=(), blocks=None).select(rows)
+    # In the order of their errors: not as joined sources, whose rows ascend.
+    few = dataclasses.replace(index, sources=()).select(rows)
     closer = estimate(run.network, few, labels.intrinsics[rows], config, keep_images=len(rows))
     metrics, table, curves, pictures = results_files = [folder / name for name in RESULTS]
     write_text(metrics, json.dumps(content, indent=2) + "\n")

@@ -1,94 +1,110 @@
-"""Shards as a source: the index that `pack` or `index` wrote."""
+"""Tar files as a source, in a folder or at an address."""
 
 from __future__ import annotations
 
-import logging
-from itertools import accumulate
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, box_file, is_address
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, LazyNames
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, LazyNames
+from peclr_dali.pipelines.samples.store import Store
 from peclr_dali.pipelines.sources.boxes import with_boxes
-from peclr_dali.pipelines.sources.shards.index_file import TARGET, IndexFile, choices
-from peclr_dali.pipelines.sources.shards.shard_store import LocalShards, Shards, ShardStore
+from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE, TARGET, TarIndex, parse_index
+from peclr_dali.pipelines.sources.shards.tar_stores import Folder, LocalTars, RemoteTars
 from peclr_dali.pipelines.sources.subsets import rows_of_split
-from peclr_dali.skeleton import SKELETONS
-
-log = logging.getLogger(__name__)
 
 
-def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
-    """Read the index that `pack` or `index` wrote. The rows have the order of the packed source or of the shards.
-
-    Args:
-        config: names the folder and the split; `data.shuffle_shards` shuffles within so many shards at a time, the
-            shards in random order; unset, over all.
-        verify: compare the checksum of each sample when it is read.
-
-    Returns:
-        The index. Its labels are memory-mapped.
+def load_shards(config: DataConfig) -> Index:
+    """Read the index of tar files that `pack` wrote. The rows have the order of the packed source, or of the tar files.
 
     Raises:
-        UserError: the folder has no shards, a shard is missing or cut, the index does not fit, or a key is set that has
-            no meaning for shards.
+        UserError: the folder has no index, a tar file is missing or has another size than the index says, or a key is
+            set that has no meaning for packed images.
     """
     if is_address(config.root):
-        from peclr_dali.pipelines.sources.shards.remote_shards import (
-            RemoteShards,  # fsspec takes a while to be imported
-        )
-
-        shards: Shards = RemoteShards(config)
+        folder = Folder(config.root)
+        tars = parse_index(folder.file(INDEX_FILE), f"{folder.address}/{INDEX_FILE}")
+        sizes = folder.sizes(tars.tars.tolist())
+        store: Store = RemoteTars(folder, tars)
     else:
-        shards = LocalShards(config)
-    content, window = shards.content, config.shuffle_shards
-    _refuse_choices(config, content)
-    if not content.crc32:
-        log.warning(
-            "%s: the index was written by an earlier version, without checksums: damage cannot be detected", config.root
-        )
-    tables = {name: shards.table(name) for name in content.tables}
-    first = [0, *accumulate(shard.samples for shard in content.shards)]
-    count = first[-1]
-    store = ShardStore(shards, first, tables, verify=verify or shards.is_remote)
+        tars = read_index(Path(config.root))
+        sizes = [_size(Path(config.root) / name) for name in tars.tars.tolist()]
+        store = LocalTars(config.root, tars)
+    for name, size, expected in zip(tars.tars, sizes, tars.tar_bytes.tolist(), strict=True):
+        if size != expected:
+            raise UserError(
+                f"{config.root}/{name} has {size} bytes, and {INDEX_FILE} was made when it had {expected}: copy the "
+                "folder again, or make the index again with 'python cli.py pack'"
+            )
+    _refuse_choices(config, tars)
+    labels = tars.labels
     index = Index(
-        name=content.name,
-        root=shards.folder,
-        paths=LazyNames(count, store.name),
-        box_px=np.array(
-            tables["box_px"] if "box_px" in tables else np.broadcast_to(WHOLE_IMAGE, (count, 3)), np.float32
-        ),
-        keypoints_px=tables.get("keypoints_px"),
-        mirror=tables.get("mirror"),
-        group=tables.get("group"),
-        targets={name.removeprefix(TARGET): table for name, table in tables.items() if name.startswith(TARGET)},
+        name=tars.name,
+        root=Path(config.root),
+        paths=LazyNames(len(tars), tars.sample_name),
+        box_px=labels.get("box_px", np.tile(np.array(WHOLE_IMAGE, np.float32), (len(tars), 1))),
+        keypoints_px=labels.get("keypoints_px"),
+        mirror=labels.get("mirror"),
+        group=labels.get("group"),
+        targets={name.removeprefix(TARGET): one for name, one in labels.items() if name.startswith(TARGET)},
         store=store,
-        blocks=None if window is None else Blocks(np.array(first, np.int64), window),
-        skeleton=SKELETONS[content.skeleton],
     )
-    if content.is_foreign and (boxes := box_file(config)) is not None:
+    if not labels and (boxes := box_file(config)) is not None:
         index = with_boxes(index, boxes)
     if config.split == "all":
         return index
     if index.group is None:
         raise UserError(
-            f"data.split = {config.split!r}: the shards of {config.root} do not say which of their images belong "
+            f"data.split = {config.split!r}: the tar files of {config.root} do not say which of their images belong "
             'together, so they cannot be split. Use "all", or pack each split separately.'
         )
-    return index.select(rows_of_split(np.asarray(index.group), config.split))
+    return index.select(rows_of_split(index.group, config.split))
 
 
-def _refuse_choices(config: DataConfig, content: IndexFile) -> None:
-    """Refuse keys that choose images and boxes, unless they have the command's defaults or their values at packing."""
+def read_index(root: Path) -> TarIndex:
+    """Read the index in a folder.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    file = root / INDEX_FILE
+    try:
+        return parse_index(file.read_bytes(), str(file))
+    except OSError as error:
+        raise UserError(
+            f"{file}: {error.strerror}; expected tar files and their index. Make them with 'python cli.py pack', or "
+            "the index alone with 'python cli.py pack --index'"
+        ) from error
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; {INDEX_FILE} names it. Copy the whole folder again") from error
+
+
+def choices(config: DataConfig | type[DataConfig]) -> Mapping[str, Any]:
+    """The keys that choose images and boxes of a source, as JSON has their values, or with their defaults."""
+    return {
+        "part": config.part,
+        "versions": list(config.versions),
+        "center_frac": config.center_frac,
+        "box": config.box,
+    }
+
+
+def _refuse_choices(config: DataConfig, tars: TarIndex) -> None:
+    """Refuse keys that choose images and boxes, unless they have the defaults or their values at packing."""
     defaults = choices(type(config))
     for key, chosen in choices(config).items():
-        if chosen in (defaults[key], content.chosen.get(key)) or (
-            key == "box" and content.is_foreign and chosen != "joints"
-        ):
+        if chosen in (defaults[key], tars.chosen.get(key)) or (key == "box" and not tars.labels and chosen != "joints"):
             continue
-        why = "shards of other programs have neither parts nor keypoints, and no box but those of a file"
-        if not content.is_foreign:
-            known = f", with {content.chosen[key]!r}" if key in content.chosen else ""
-            why = f"it was chosen when the shards were packed{known}"
-        raise UserError(f"data.{key} = {chosen!r}: {why}. Leave it out, or set its default, {defaults[key]!r}.")
+        raise UserError(
+            f"data.{key} = {chosen!r}: it was chosen when the tar files were made"
+            f"{f', with {tars.chosen[key]!r}' if key in tars.chosen else ''}. Leave it out"
+        )

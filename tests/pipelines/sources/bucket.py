@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -88,16 +86,6 @@ class Bucket:
         connection.close()
         return found
 
-    def restart(self, down_s: float) -> None:
-        """Stop the server; it comes back later at the same address, with the same files."""
-        self._moto.stop()
-        time.sleep(down_s)
-        host, port = self._upstream
-        self._moto = type(self._moto)(host, port, verbose=False)
-        self._moto.start()
-        with self.lock:
-            self.restarts += 1
-
     def close(self) -> None:
         self.over.set()
         self._proxy.shutdown()
@@ -160,42 +148,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: Any) -> None:
         """Log nothing."""
-
-
-@contextmanager
-def watched(folder: Path) -> Iterator[Callable[[], int]]:
-    """Look at a folder all the time; yields a function that gives its largest size on disk so far, in bytes."""
-    largest, over = 0, threading.Event()
-
-    def look() -> None:
-        nonlocal largest
-        while not over.is_set():
-            largest = max(largest, size_on_disk(folder))
-            time.sleep(0.001)
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield lambda: largest
-    finally:
-        over.set()
-        thread.join()
-
-
-def size_on_disk(folder: Path) -> int:
-    """Bytes of all files at one moment: of those that were there before it and after it."""
-    before, after = _sizes(folder), _sizes(folder)
-    return sum(min(before[inode], after[inode]) for inode in before.keys() & after.keys())
-
-
-def _sizes(folder: Path) -> dict[int, int]:
-    """Bytes in blocks of each file by its inode."""
-    found = {}
-    for file in folder.rglob("*"):
-        try:
-            status = file.lstat()
-        except FileNotFoundError:
-            continue
-        if file.suffix != ".lock" and file.name != ".lock" and not file.is_dir():
-            found[status.st_ino] = max(512 * status.st_blocks, status.st_size)
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -14,7 +15,7 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.bad_list import write_bad_list
 from peclr_dali.pipelines.samples.index import Index, LazyNames
 from peclr_dali.pipelines.samples.join import join
-from peclr_dali.pipelines.samples.store import Store
+from peclr_dali.pipelines.samples.store import Bytes, Store
 from peclr_dali.pipelines.sources import load_index
 from tests.pipelines.sources.test_freihand import write_part
 
@@ -119,8 +120,8 @@ def test_groups_of_several_sources_do_not_meet(tmp_path: Path) -> None:
 class Letters(Store):
     """A store of three samples, each a letter."""
 
-    def read(self, row: int) -> bytes:
-        return b"abc"[row : row + 1]
+    def read(self, rows: Sequence[int]) -> list[Bytes]:
+        return [b"abc"[row : row + 1] for row in rows]
 
 
 def test_a_store_is_read_through_a_joined_index(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import threading
@@ -57,7 +56,7 @@ def write_data(home: Path) -> Path:
     layouts.write_youtube3d(home / "youtube3d", "train")
     layouts.write_ho3d(home / "ho3d", "train", {"ABF10": 2})
     layouts.write_dexter_object(home / "dexter_object", {"Grasp1": 2}, hidden={})
-    pack(load_folder(DataConfig("folder", str(home / "folder"))), home / "shards", per_shard=2, workers=1)
+    pack(load_folder(DataConfig("folder", str(home / "folder"))), home / "shards", per_tar=2, workers=1)
     return home
 
 
@@ -97,7 +96,7 @@ def test_names_that_are_not_utf8_are_names_like_others(tmp_path: Path) -> None:
     write_bad_list(tmp_path / "bad.jsonl", {f"{name}.jpg": "for a test"}, checked=2)
     left = load_index(DataConfig(source="folder", root=str(root), bad_list=str(tmp_path / "bad.jsonl")))
     assert left.paths == ["b.jpg"]
-    assert pack(index, tmp_path / f"out_{name}", per_shard=1, workers=1).samples == 2
+    assert pack(index, tmp_path / f"out_{name}", per_tar=1, workers=1).samples == 2
     shards = load_index(DataConfig(source="shards", root=str(tmp_path / f"out_{name}")))
     assert shards.read(1) == index.read(1)
     write_part(tmp_path / "hands", "training", 1, 4)
@@ -129,7 +128,6 @@ def as_a_pipe(file: Path) -> Iterator[None]:
         ("ho3d", "ho3d/train.txt", ""),
         ("ho3d", "ho3d/train/ABF10/meta/0000.pkl", ""),
         ("dexter_object", "dexter_object/data/Grasp1/annotations/Grasp13D.txt", ""),
-        ("shards", "shards/index.json", ""),
     ],
 )
 def test_a_pipe_instead_of_a_file_is_one_line(home: Path, source: Any, file: str, key: str) -> None:
@@ -147,25 +145,3 @@ def test_pipes_and_devices_are_not_images(home: Path) -> None:
         (home / "folder" / name).rename(home / "folder" / f".{name}")
     with pytest.raises(UserError, match=r"found 2 hidden, 1 no regular file, such as a pipe\. Check"):
         load_index(config)
-
-
-def test_a_wrong_index_of_shards_is_reported_in_words(home: Path) -> None:
-    file = home / "shards" / "index.json"
-    index = json.loads(file.read_text())
-    for content, message in (
-        ([index], r"not a readable index of shards \(it holds no object\)"),
-        (
-            {key: index[key] for key in index if key != "shards"},
-            r"shards \(shards: Field required\)",
-        ),
-    ):
-        file.write_text(json.dumps(content))
-        with pytest.raises(UserError, match=message):
-            load_index(DataConfig(source="shards", root=str(home / "shards")))
-
-
-def test_a_shard_that_lost_its_names_is_reported_by_rows(home: Path) -> None:
-    shard = home / "shards" / "shard-000000.tar"
-    shard.write_bytes(b"\x1b\xff" * (shard.stat().st_size // 2))
-    index = load_index(DataConfig(source="shards", root=str(home / "shards")))
-    assert str(index.path(1)).endswith("shard-000000.tar/row 1")
