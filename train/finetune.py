@@ -25,7 +25,6 @@ from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.pose.pictures import save_curves, save_predictions
 from peclr_dali.train.pose.pose_step import PoseStep, PoseStepResult
 from peclr_dali.train.pose.validation import Validation, best_of, load_validation, validate
-from peclr_dali.train.runs.checkpoint import not_written
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.steps.training_state import compiled
 from peclr_dali.train.trainer import Task, Trainer
@@ -163,11 +162,8 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             "config": to_dict(self.config), "validation": self.best, "network": self.network.state_dict(),
             "depth": self._depth,
         }  # fmt: skip
-        try:
-            folder.best.save(self.steps_done, saved)
-            save_predictions(folder.predictions_picture, poses, validation.labels)
-        except OSError as error:
-            raise not_written(f"{folder.best.folder} cannot be written to", error) from error
+        folder.best.save(self.steps_done, saved)
+        save_predictions(folder.predictions_picture, poses, validation.labels)
 
     def _train_mode(self) -> None:
         """Set train mode, also after a validation; a frozen encoder stays in eval mode."""
@@ -186,9 +182,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         then removes that network, since its steps are repeated.
         """
         super().load_state_dict(saved)
-        self._depth = saved.get("depth", True)
-        if saved["best"] and not all(isinstance(saved["best"].get(key), float) for key in ("pa_epe_cm", "epe_cm")):
-            raise TypeError(f"the best validation is {saved['best']!r}")
+        self._depth = saved["depth"]
         kept = RunFolder(Path(self.config.run.out), keep=self.config.run.keep).best
         self.best = saved["best"] if saved["best"] and kept.path_of(saved["best"]["step"]).exists() else {}
 

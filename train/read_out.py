@@ -56,7 +56,7 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         raise UserError(
             f"a read-out is fitted by one process, and torchrun started {world.world_size}: leave torchrun out"
         )
-    with folder.lock(config, resume):
+    with folder.lock():
         if folder.check(config, resume) is not None:
             log.info("%s holds the fitted head already", folder.root)
             return folder

@@ -31,7 +31,7 @@ from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pose.sample_errors import errors_of
 from peclr_dali.train.pose.validation import Validation, best_of, validate
-from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
+from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint
 from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.weights.export import export_network
 from peclr_dali.train.weights.starting_weights import start_pose_network
@@ -100,24 +100,6 @@ def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterru
     assert row["constant_pa_epe_cm"] == constants["rigid_pose"]["pa_epe_cm"]
     assert row["constant_epe_px"] == constants["mean_keypoints"]["epe_px"]
     assert poses.samples.tolist() == list(range(4))  # in batches of three, the last one's surplus dropped
-
-
-def test_a_checkpoint_from_before_skeletons_is_that_of_a_hand(
-    hands: Path, uninterrupted: RunFolder, tmp_path: Path
-) -> None:
-    """It does not say which skeleton it is of; it is read, and resumed."""
-    root = shutil.copytree(uninterrupted.root, tmp_path / "old")
-    for path in (*root.glob("checkpoints/*.pt"), *root.glob("best/*.pt")):
-        step, saved = int(path.stem.split("_")[1]), load_checkpoint(path)
-        del saved["config"]["pose"]["skeleton"]
-        write_checkpoint(path, step, {key: value for key, value in saved.items() if key != "step"})
-    (root / "checkpoints" / f"step_{tiny_hands.STEPS:09d}.pt").unlink()
-    config_file = root / "config.toml"
-    config_file.write_text(config_file.read_text().replace('skeleton = "hand"\n', ""))
-    run = load_pose_run(root)
-    assert (run.depth, run.config.pose.skeleton) == (True, "hand")
-    finetune(config_of(hands, root), "auto")
-    assert_same_bits(weights_of(root), weights_of(uninterrupted.root))
 
 
 def test_a_label_of_one_point_is_left_out_of_validation(hands: Path, uninterrupted: RunFolder) -> None:
@@ -270,16 +252,6 @@ def test_a_frozen_encoder_keeps_every_bit(features: str, hands: Path, tmp_path: 
     saved = torch.load(Checkpoints(out / "checkpoints", keep=3).paths()[0], weights_only=True)["network"]
     assert not torch.equal(saved["head.0.weight"], weights["head.0.weight"])
     assert weights["refinement.zroot_ref.1.num_batches_tracked"] == tiny_hands.STEPS
-
-
-def test_features_in_cells_are_of_frozen_encoders(hands: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"pose\.features = 'layer2' is for a frozen encoder: set train\.frozen = true"):
-        config_of(hands, tmp_path / "out", "pose.features=layer2")
-
-
-def test_a_frozen_random_encoder_is_warned_of(hands: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    finetune(config_of(hands, tmp_path / "out", "train.frozen=true", "pose.head=mlp", "train.epochs=1"))
-    assert "the encoder stays random (train.frozen = true): --from RUN gives it weights" in caplog.messages
 
 
 @pytest.mark.usefixtures("full")

@@ -169,8 +169,8 @@ def test_a_run_on_a_gpu_is_probed(views: str, hands: Path, tmp_path: Path) -> No
     settings = ("train.device=cuda", f"pipelines.views={views}", "train.epochs=1")
     with narrow_resnet18():
         folder = pretrain(config_of(hands, tmp_path / "run", *settings))
-    assert all(math.isfinite(row["epe_px_of_224"]) for row in folder.read_probes())
-    assert folder.read_probes()
+    assert all(math.isfinite(row["epe_px_of_224"]) for row in folder.read_validations())
+    assert folder.read_validations()
 
 
 def test_a_run_has_the_same_bits_with_and_without_the_probe(hands: Path, run_with_probe: Path, tmp_path: Path) -> None:
