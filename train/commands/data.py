@@ -13,7 +13,6 @@ import click
 
 from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import as_size
-from peclr_dali.train.commands import options
 from peclr_dali.train.commands.options import (
     COUNT,
     FILE,
@@ -41,9 +40,10 @@ from peclr_dali.train.commands.options import (
 )
 @click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
 def make_data(out: Path, poses: int, **options: Any) -> None:
-    """Render images of hands in FreiHAND's layout to OUT, as data for trying the other commands.
+    """Render hands in FreiHAND's layout, as data for a first try.
 
-    If OUT holds this dataset already, nothing is done. If the rendering was interrupted, it is continued.
+    They are written to OUT. If it holds this dataset already, nothing is done. If the rendering was interrupted, it is
+    continued.
     """
     from peclr_dali.synthetic import make_dataset
     from peclr_dali.train.runs.log import progress_bar
@@ -58,7 +58,10 @@ def make_data(out: Path, poses: int, **options: Any) -> None:
 @click.argument("out", type=FILE)
 @click.option("--samples", default=24, show_default=True, type=COUNT, help="Number of images, each in two views.")
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
-    """Draw the views that a configuration makes, with the keypoints transformed by their matrices, to OUT (a .png)."""
+    """Draw the views that a configuration makes.
+
+    They are written to OUT (a .png). Keypoints are transformed by the views' matrices.
+    """
     config = pretraining_config(files, overrides)
     from peclr_dali.pipelines.config import refuse_among_images
     from peclr_dali.train.data.preview import preview
@@ -75,7 +78,9 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
 @config_options
 @click.argument("out", type=FILE)
 def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> None:
-    """Decode every image of a configuration's data once, and list those that cannot be used in OUT (a .jsonl).
+    """List the images of a configuration that cannot be used.
+
+    Every image is decoded once; OUT is a .jsonl.
 
     \b
       python cli.py check-data --set data.root=/data/freihand bad.jsonl
@@ -112,9 +117,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
 @click.command()
 @config_options
 @click.argument("out", type=PATH)
-@click.option(
-    "--per-shard", default=8192, show_default=True, type=options.IntegerRange(1, 10**9), help="Images per shard."
-)
+@click.option("--per-shard", default=8192, show_default=True, type=click.IntRange(1, 10**9), help="Images per shard.")
 @click.option("--workers", default=None, type=WORKERS, help="Shards written at a time.  [default: one per core]")
 def pack(
     files: Sequence[Path],
@@ -123,13 +126,13 @@ def pack(
     per_shard: int,
     workers: int | None,
 ) -> None:
-    """Pack the images of a configuration's data into WebDataset tar shards in OUT.
+    """Pack the images of a configuration into tar files.
 
     \b
       python cli.py pack --set data.root=/data/freihand /data/freihand_shards
       python cli.py pretrain --set data.source=shards --set data.root=/data/freihand_shards
 
-    An interrupted call is continued. Every shard is read back and compared. Nothing is overwritten.
+    OUT is a folder. An interrupted call is continued. Every shard is read back and compared. Nothing is overwritten.
     """
     if re.match(r"\w+:/", str(out)):
         address = re.sub(":/+", "://", str(out), count=1)  # a path keeps one slash
@@ -171,7 +174,7 @@ def pack(
     "--workers", default=None, type=WORKERS, help="Processes, each of which reads a shard.  [default: one per core]"
 )
 def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
-    """Write to OUT an index of WebDataset shards (.tar) that another program wrote. Nothing is copied.
+    """Index tar files that another program wrote, without copies.
 
     SHARDS are files, folders, and patterns in quotes, with *, ? or [0-9].
 

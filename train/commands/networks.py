@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
+from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands.options import COUNT, FILE, PATH, FiniteRange, IntegerRange, config_options, say
+from peclr_dali.train.commands.options import COUNT, FILE, PATH, config_options, say
 
 
 @click.command()
@@ -41,7 +43,7 @@ def evaluate(
     submission: bool,
     **options: Any,
 ) -> None:
-    """Measure a fine-tuned RUN (its folder, or a checkpoint) on labelled images of hands or bodies.
+    """Measure a fine-tuned RUN on labelled images.
 
     \b
       python cli.py evaluate runs/finetune
@@ -49,11 +51,11 @@ def evaluate(
       python cli.py evaluate runs/finetune --compare runs/from_scratch
       python cli.py evaluate runs/finetune --data /data/freihand --freihand-submission
 
-    The metrics are EPE, AUC, PA-EPE, PA-AUC and 2D EPE; without depths in the labels, only 2D EPE. It measures on the
-    images that the run held out, or on all images of a part that is not split (data.part=evaluation). -c and --set
-    change the run's configuration. The results are metrics.json, poses.csv with a row per pose, pck.png and worst.png.
-    Intervals are bootstrapped over images and do not include the variation between training runs. --freihand-submission
-    measures the evaluation part in two passes.
+    RUN is a folder or a checkpoint. The metrics are EPE, AUC, PA-EPE, PA-AUC and 2D EPE; without depths in the labels,
+    only 2D EPE. It measures on the images that the run held out, or on all images of a part that is not split
+    (data.part=evaluation). -c and --set change the run's configuration. The results are metrics.json, poses.csv with a
+    row per pose, pck.png and worst.png. Intervals are bootstrapped over images and do not include the variation between
+    training runs. --freihand-submission measures the evaluation part in two passes.
     """
     from rich.console import Console
 
@@ -78,16 +80,6 @@ def evaluate(
         say(f"{file}")
 
 
-class NumberOrNone(click.ParamType[int]):
-    """A number of things, or the word "none", which is 0."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """See `click.ParamType`."""
-        return 0 if value == "none" else int(IntegerRange(1, 10**9).convert(value, param, ctx))
-
-
 @click.command()
 @click.argument("run", type=PATH)
 @click.argument("images", nargs=-1, required=True, metavar="IMAGE...")
@@ -103,16 +95,16 @@ class NumberOrNone(click.ParamType[int]):
 @click.option(
     "--scale-m",
     default=None,
-    type=FiniteRange(0, 1, min_open=True),
+    type=click.FloatRange(0, 1, min_open=True),
     help="Length of the reference bone in metres; the pose is then in metres. A hand's reference bone is the first "
     "phalanx of the middle finger.",
 )
 @click.option(
     "--pictures",
     default=None,
-    type=NumberOrNone(),
-    metavar="N|none",
-    help="Draw the first N predictions, or none of them.  [default: all]",
+    type=click.IntRange(0, LARGEST_COUNT),
+    metavar="N",
+    help="Draw the first N predictions.  [default: all]",
 )
 def predict(
     run: Path,
@@ -123,16 +115,17 @@ def predict(
     scale_m: float | None,
     pictures: int | None,
 ) -> None:
-    """Predict the pose in each IMAGE (files and folders) with the fine-tuned RUN; draw it and write predictions.json.
+    """Predict the pose in each IMAGE with a fine-tuned RUN.
 
     \b
       python cli.py predict networks/hand_photos_rn18.safetensors hand.jpg
       python cli.py predict runs/finetune_rn50 photo.jpg --box 420,310,760,640 --intrinsics camera.json --scale-m 0.03
       python cli.py predict runs/finetune_rn50 photos/ --box boxes.csv
 
-    Without --box the network sees the whole picture; tools/find_boxes.py finds the boxes of hands. Pictures that cannot
-    be read are left out and listed at the end. The exit code is 2 only if no picture can be read. `report --predictions
-    OUT` shows all on one page, with hands of the same shape beside each other.
+    IMAGE is a file or a folder. The poses are written to predictions.json and drawn. Without --box the network sees the
+    whole picture; tools/find_boxes.py finds the boxes of hands. Pictures that cannot be read are left out and listed at
+    the end. The exit code is 2 only if no picture can be read. `report --predictions OUT` shows all on one page, with
+    hands of the same shape beside each other.
     """
     from peclr_dali.train.pose.predict import predict as run_prediction
     from peclr_dali.train.pose.predictions import FILE
@@ -172,16 +165,14 @@ def predict(
 
 
 def _box_px(text: str) -> tuple[float, float, float, float]:
-    try:
-        x0, y0, x1, y1 = (FiniteRange(-1e6, 1e6)(edge) for edge in text.split(","))
-        if not (x0 < x1 and y0 < y1):
-            raise ValueError
-    except (ValueError, click.BadParameter):
-        raise UserError(
-            f"--box {text}: expected x0,y0,x1,y1 in pixels with x0 < x1 and y0 < y1, such as 40,30,180,170, or a .csv "
-            "or .json file"
-        ) from None
-    return x0, y0, x1, y1
+    with suppress(ValueError):
+        x0, y0, x1, y1 = map(float, text.split(","))
+        if -1e6 <= x0 < x1 <= 1e6 and -1e6 <= y0 < y1 <= 1e6:
+            return x0, y0, x1, y1
+    raise UserError(
+        f"--box {text}: expected x0,y0,x1,y1 in pixels with x0 < x1 and y0 < y1, such as 40,30,180,170, or a .csv or "
+        ".json file"
+    )
 
 
 @click.command()
@@ -190,7 +181,7 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
 @click.option("--predictions", default=None, type=PATH, help="Folder with results of predict.")
 @click.option("--title", default=None, help="Title of the page.")
 def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str | None) -> None:
-    """Write one page about RUNs, the folders of pre-training and fine-tuning. The page contains its pictures.
+    """Write one page about RUNs, with their pictures.
 
     \b
       python cli.py evaluate runs/finetune --compare runs/from_scratch
@@ -198,9 +189,10 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
       python cli.py report runs/peclr_rn50 runs/finetune runs/from_scratch --predictions predictions
       python cli.py report --predictions predictions
 
-    It shows losses, results of evaluate, views, predictions and the worst poses, as far as the folders have them;
-    without a RUN, predictions alone. For the first pre-training run it also computes the nearest neighbours of a few
-    images, before and after pre-training; this needs the run's checkpoint and images.
+    A RUN is a folder of pre-training or fine-tuning. The page shows losses, results of evaluate, views, predictions and
+    the worst poses, as far as the folders have them; without a RUN, predictions alone. For the first pre-training run
+    it also computes the nearest neighbours of a few images, before and after pre-training; this needs the run's
+    checkpoint and images.
     """
     from peclr_dali.train.report.write import write_report
 
@@ -212,7 +204,7 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
 @click.argument("source", type=PATH)
 @click.argument("out", type=FILE)
 def convert(source: Path, out: Path) -> None:
-    """Convert weights of PeCLR's authors in SOURCE to this project's format.
+    """Convert weights of PeCLR's authors to this project's format.
 
     \b
       python cli.py convert peclr_rn50_yt3dh_fh.pth encoder.safetensors
@@ -240,7 +232,7 @@ def convert(source: Path, out: Path) -> None:
 )
 @click.option("--half", is_flag=True, help="Write OUT in half precision, a file of half the size.")
 def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None, half: bool) -> None:
-    """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT, for torchvision or timm.
+    """Write a trained encoder for torchvision or timm, or as ONNX.
 
     \b
       python cli.py export runs/peclr_rn50 encoder.pth
@@ -248,10 +240,11 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
       python cli.py export runs/finetune --onnx pose.onnx
       python cli.py export runs/finetune --pose hand.safetensors
 
-    OUT ends in .safetensors or .pth; `torchvision.models.resnet50().load_state_dict(..., strict=False)` loads it: only
-    `fc` is missing. For an encoder of timm, the printed line has the call that loads it. --onnx writes a fine-tuned
-    network with its head, and compares onnxruntime's results with torch's. The checkpoint is the newest in a
-    pre-training run's folder, the best on validation (best/) in a fine-tuning run's.
+    SOURCE is a run's folder or a checkpoint. OUT ends in .safetensors or .pth;
+    `torchvision.models.resnet50().load_state_dict(..., strict=False)` loads it: only `fc` is missing. For an encoder of
+    timm, the printed line has the call that loads it. --onnx writes a fine-tuned network with its head, and compares
+    onnxruntime's results with torch's. The checkpoint is the newest in a pre-training run's folder, the best on
+    validation (best/) in a fine-tuning run's.
     """
     from peclr_dali.train.weights.export import export_encoder, export_network, export_onnx
 

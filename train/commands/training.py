@@ -59,7 +59,7 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
 )
 @run_options
 def finetune(start: str | None, out: str | None, resume: Resume, **options: Any) -> None:
-    """Fine-tune an encoder on labelled images: 3D poses of hands, or 2D keypoints of bodies (data.source = "coco").
+    """Fine-tune an encoder to poses on labelled images of hands.
 
     \b
       python cli.py finetune -c configs/finetune_demo.toml --from runs/demo --out runs/from_demo
@@ -98,14 +98,14 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
 @click.option("--from", "start", default=None, metavar="RUN", help="Read out this run, checkpoint or file of weights.")
 @run_options
 def probe(start: str | None, out: str | None, resume: Resume, **options: Any) -> None:
-    """Fit a linear head to a frozen encoder in closed form, to see how well poses can be read from its features.
+    """Measure how well poses can be read from a frozen encoder.
 
     \b
       python cli.py probe -c configs/finetune_demo.toml --from runs/demo --out runs/probe_demo
       python cli.py evaluate runs/probe_demo
 
-    The configuration is fine-tuning's; keys of training and augmentation have no effect. It takes one pass over the
-    images. The folder is one of a fine-tuning run, for evaluate and predict.
+    A linear head is fitted in closed form. The configuration is fine-tuning's; keys of training and augmentation have
+    no effect. It takes one pass over the images. The folder is one of a fine-tuning run, for evaluate and predict.
     """
     from peclr_dali.train.config.finetuning import FinetuneConfig
 
