@@ -77,11 +77,10 @@ class Commands(click.Group):
             _leave(stop.exit_code)
         except click.exceptions.NoArgsIsHelpError as request:
             click.echo(request.format_message())
-        except click.UsageError as error:
-            command = "" if error.ctx is None else error.ctx.command_path.removeprefix(program)
-            _fail(f"{error.format_message()} See '{CALL}{command} --help'.")
         except click.ClickException as error:
-            _fail(error.format_message())
+            context = getattr(error, "ctx", None)
+            command = "" if context is None else context.command_path.removeprefix(program)
+            _fail(f"{error.format_message()} See '{CALL}{command} --help'.")
         except (click.Abort, KeyboardInterrupt):
             click.echo("aborted", err=True)
             _leave(130)

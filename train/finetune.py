@@ -136,18 +136,14 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     @property
     def validation_due(self) -> bool:
-        """Whether the network is validated after this step."""
+        """Whether to validate: every `validation.every_epochs` epochs, and after the last step."""
         done = self.steps_done
         return self._validation is not None and (done == self.total_steps or done % self._validate_every == 0)
 
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
-        """Measure on held-out images every `validation.every_epochs` epochs, and after the last step.
-
-        The best network so far is kept in a separate checkpoint, with a picture.
-        """
+        """Measure on held-out images. The best network so far is kept in a separate checkpoint, with a picture."""
         validation = self._validation
-        if validation is None or not self.validation_due:
-            return None
+        assert validation is not None  # else none is due
         figures, poses = validate(self.network, validation, self.config, self.world)
         self._train_mode()
         row = {"step": self.steps_done, **figures, **self._constants}

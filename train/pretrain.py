@@ -109,10 +109,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     def figures(self, result: StepResult) -> dict[str, float]:
         """The health of the embeddings, and the parts of the loss."""
-        of_loss, of_all = self.config.loss.parts(result.embeddings), health(result.embeddings)._asdict()
-        if same := of_loss.keys() & of_all.keys():
-            raise ValueError(f"parts of the loss {self.config.loss.title!r} are named as other figures: {sorted(same)}")
-        figures = of_all | of_loss
+        figures = health(result.embeddings)._asdict() | self.config.loss.parts(result.embeddings)
         read = torch.stack([figure.double() for figure in figures.values()]).tolist()  # waits for the device once
         return dict(zip(figures, read, strict=True))
 
@@ -150,15 +147,14 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     @property
     def validation_due(self) -> bool:
-        """Whether the encoder is probed after this step."""
+        """Whether to probe the encoder: after the first step, every so many epochs, and after the last step."""
         done, on = self.steps_done, self.config.probe.every_epochs > 0
         return on and (done in (1, self.total_steps) or done % self._probe_every == 0)
 
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
-        """Probe the encoder after the first step, every so many epochs, and after the last step."""
-        if not self.validation_due or self._probe is None:
-            return None
-        return {"step": self.steps_done, **self._probe.figures(self.network, self.autocast_dtype)}
+        """Probe the encoder."""
+        probe = self._probe
+        return None if probe is None else {"step": self.steps_done, **probe.figures(self.network, self.autocast_dtype)}
 
     def state_dict(self) -> dict[str, Any]:
         """The state, with the number of ranks that share the statistics of batch norm."""

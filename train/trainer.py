@@ -68,12 +68,13 @@ class Task(TrainingState[N, R]):
         """Draw the run's curves; called in another thread after each checkpoint."""
 
     @property
+    @abstractmethod
     def validation_due(self) -> bool:
-        """Whether `validate` measures something after this step."""
-        return False
+        """Whether to call `validate` after this step."""
 
+    @abstractmethod
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
-        """Validate, if due after this step. Returns the row for validation.jsonl, the same on all ranks, or None."""
+        """Validate; returns the row for validation.jsonl, the same on all ranks, or None if there are no images."""
 
 
 class Trainer:

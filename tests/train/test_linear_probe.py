@@ -265,9 +265,7 @@ def test_images_without_depth_or_without_keypoints(
         probe = build_probe(index, config, World())
     if probe is None:
         assert known == "nothing"
-        found = f"no probe: {index.root} ({index.name}) has {len(index)} images; 0 of them, in 0 groups, have all key"
-        assert found in caplog.text
-        assert "probe.every_epochs = 100. Expected about 8 images, and 8 chosen ones of several groups" in caplog.text
+        assert f"no probe: 0 of the {len(index)} images" in caplog.text
         return
     figures = probe.figures(seeded_network(config), None)
     assert math.isfinite(figures["epe_px_of_224"])

@@ -119,13 +119,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
 @click.argument("out", type=PATH)
 @click.option("--per-shard", default=8192, show_default=True, type=click.IntRange(1, 10**9), help="Images per shard.")
 @click.option("--workers", default=None, type=WORKERS, help="Shards written at a time.  [default: one per core]")
-def pack(
-    files: Sequence[Path],
-    overrides: Sequence[str],
-    out: Path,
-    per_shard: int,
-    workers: int | None,
-) -> None:
+def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: int, workers: int | None) -> None:
     """Pack the images of a configuration into tar files.
 
     \b

@@ -101,19 +101,14 @@ def evaluate(
 )
 @click.option(
     "--pictures",
+    "drawings",
     default=None,
     type=click.IntRange(0, LARGEST_COUNT),
     metavar="N",
     help="Draw the first N predictions.  [default: all]",
 )
 def predict(
-    run: Path,
-    images: Sequence[str],
-    out: Path,
-    box: str | None,
-    intrinsics: Path | None,
-    scale_m: float | None,
-    pictures: int | None,
+    run: Path, images: Sequence[str], out: Path, box: str | None, scale_m: float | None, **options: Any
 ) -> None:
     """Predict the pose in each IMAGE with a fine-tuned RUN.
 
@@ -136,32 +131,20 @@ def predict(
     box_px = _box_px(box) if box is not None and boxes is None else None
     with progress_bar("predicting") as progress:
         done = run_prediction(
-            run,
-            images,
-            out,
-            box_px=box_px,
-            boxes=boxes,
-            intrinsics=intrinsics,
-            scale_m=scale_m,
-            drawings=pictures,
-            progress=progress,
+            run, images, out, box_px=box_px, boxes=boxes, scale_m=scale_m, progress=progress, **options
         )
-    drawn = sum(one.drawing is not None for one in done.predictions)
-    say(f"{out / FILE}: {len(done.predictions)} poses, {drawn} of them drawn beside it")
+    say(f"{out / FILE}: {len(done.predictions)} poses")
     if box is None:
-        one = done.skeleton.name
-        say(f"each whole picture was taken as the surroundings of a {one}: right if the {one} fills about half of it")
-        say("or more. Nothing here detects hands: else give --box x0,y0,x1,y1, or a file of boxes")
+        say("each whole picture was taken as the surroundings of a hand: give --box if it fills less than half of it")
     if done.predictions[0].joints is None:
         say("the poses have only 2D keypoints: the network was trained without depths")
     elif scale_m is None:
         say(f"poses are scale-normalised: {done.skeleton.reference_bone_words} has length 1. --scale-m gives metres")
-    if intrinsics is None and done.predictions[0].joints is not None:
+    if options["intrinsics"] is None and done.predictions[0].joints is not None:
         say("the focal length is assumed to be the picture's longer side: set the true camera with --intrinsics")
     for line in done.unreadable:
         say(f"left out: {line}", err=True)
-    on_page = shlex.join([*([str(run)] if run.is_dir() else []), "--predictions", str(out)])
-    say(f"all on one page: python cli.py report {on_page}")
+    say(f"all on one page: python cli.py report --predictions {shlex.quote(str(out))}")
 
 
 def _box_px(text: str) -> tuple[float, float, float, float]:
@@ -248,16 +231,14 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
     """
     from peclr_dali.train.weights.export import export_encoder, export_network, export_onnx
 
-    if out is None and onnx is None and pose is None:
+    files = [file for file in (out, onnx, pose) if file is not None]
+    if not files or (half and out is None):
         raise UserError(
-            "export needs a file to write: OUT for the encoder, or --onnx OUT.onnx or --pose OUT.safetensors for the "
-            "pose network"
+            "export needs a file to write: OUT for the encoder (--half is for it alone), or --onnx OUT.onnx or --pose "
+            "OUT.safetensors for the pose network"
         )
-    if half and out is None:
-        raise UserError("--half is for the encoder, and no OUT is given: name a file, or leave --half out")
-    names = [file.resolve() for file in (out, onnx, pose) if file is not None]
-    if len(set(names)) < len(names):
-        raise UserError(f"{names[-1]}: is named for two files, and the second would replace the first: name another")
+    if len({file.resolve() for file in files}) < len(files):
+        raise UserError(f"{files[-1]}: is named for two files, and the second would replace the first: name another")
     if out is not None:
         say(f"{out}: {export_encoder(source, out, half=half)}")
     if onnx is not None:

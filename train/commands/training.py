@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,10 +84,8 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
         validations = folder.read_validations()
         if validations:
             best = best_of(validations)
-            in_3d = f"PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, "
-            if math.isnan(best["pa_epe_cm"]) and not math.isnan(best["epe_px"]):
-                in_3d = ""
-            say(f"held out: {in_3d}2D {best['epe_px']:.1f} px at step {best['step']}, {folder.best.folder}")
+            errors = f"PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, 2D EPE {best['epe_px']:.1f} px"
+            say(f"held out: {errors} at step {best['step']}, {folder.best.folder}")
             say(f"its predictions:   {folder.predictions_picture}")
         say(f"how the loss fell: {folder.loss_picture}")
 
@@ -154,12 +151,5 @@ def _resolve(
 
 
 def _show_loss(folder: RunFolder) -> None:
-    rows = folder.read_metrics()
-    if not rows:  # of a run that has finished before, whose rows are gone
-        say(f"loss: not in {folder.metrics_file}, which has no undamaged row")
-        return
-    first, *others = rows
-    if others:
-        say(f"loss {first['loss']:.3f} -> {others[-1]['loss']:.3f} in {others[-1]['step']} steps")
-    else:
-        say(f"loss {first['loss']:.3f} at step {first['step']}")
+    if rows := folder.read_metrics():  # there are none of a run that has finished before and whose rows are gone
+        say(f"loss {rows[0]['loss']:.3f} -> {rows[-1]['loss']:.3f} in {rows[-1]['step']} steps")

@@ -155,14 +155,10 @@ def build_probe(index: Index, config: Config, world: World) -> Probe | None:
     rows, fitted = probed_rows(index, config)
     probe = Probe(index, rows, fitted, config, world) if len(rows) > 0 else None
     if probe is None or not probe.usable:
-        complete = np.isfinite(PoseLabels.of(index).keypoints_px).all(axis=(1, 2))
-        groups, every = len(np.unique(index.groups[complete])), config.probe.every_epochs
         log.info(
-            "no probe: %s (%s) has %d images; %d of them, in %d groups, have all keypoints, and %d are chosen at "
-            "probe.every_epochs = %g. Expected about %d images, and %d chosen ones of several groups, since a group, "
-            "such as the images of one pose, stays together",
-            *(index.root, index.name, len(index), complete.sum(), groups, len(rows), every),
-            *(math.ceil(_NEEDED / min(1, _SHARE * every)), _NEEDED),
+            "no probe: %d of the %d images of %s are chosen at probe.every_epochs = %g; expected about %d with all "
+            "keypoints, in several groups, since a group, such as the images of one pose, stays together",
+            *(len(rows), len(index), index.root, config.probe.every_epochs, _NEEDED),
         )
         return None
     return probe
