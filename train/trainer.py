@@ -219,7 +219,8 @@ class Trainer:
                     torch.cuda.current_stream(world.device).synchronize()
                 with meter.paused():
                     step_done()
-                    meter.validated(task.validate(folder))
+                    if task.validation_due:
+                        meter.validated(task.validate(folder))
                 if save_now or too_many:
                     on_all_ranks(world, partial(self._require_finite_weights, task))
                     if world.is_main:

@@ -27,7 +27,7 @@ with RunFolder(pathlib.Path(sys.argv[1]), keep=1).lock():
 
 def test_a_second_process_learns_who_holds_the_lock_and_a_kill_releases_it(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run", keep=1)
-    command = [sys.executable, "-c", HOLD, folder.root]
+    command = [sys.executable, "-c", HOLD, str(folder.root)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
         try:
             assert holder.stdout is not None
