@@ -100,7 +100,7 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
     seen, left, repeated, has_hands = set[object](), list[bool](), 0, False
     images, edges_px, landmarks_px = list[int](), list[npt.NDArray[np.float64]](), list[npt.NDArray[np.float32]]()
     with dataset_file(
-        file, "boxes as CSV in UTF-8, or in COCO's JSON format", "Mend it, or name another file."
+        file, "boxes as CSV in UTF-8, or in COCO's JSON format", "Mend it, or give the path of another file."
     ) as path:
         for row in read(file, path.read_bytes().decode("utf-8-sig", errors="surrogateescape")):
             has_hands, image = row.hand is not None, row_of.get(row.name.removeprefix("./"))

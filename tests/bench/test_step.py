@@ -48,7 +48,7 @@ def test_a_row_has_what_a_table_of_cards_says(
     card = [
         "-c",
         "configs/cards/rtx_11gb.toml",
-        *as_options([*settings, "pipelines.backend=dali", "train.precision=fp32"]),
+        *as_options([*settings, "pipelines.views=dali", "train.precision=fp32"]),
     ]
     assert run_cli("bench-train", *card, "--repeats", "2", "--seconds", "0.1", "--record", str(record)) == 0
     row = json.loads(record.read_text())

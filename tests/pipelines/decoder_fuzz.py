@@ -1,29 +1,17 @@
-"""Damaged files against DALI's decoder, in a process of its own, since the decoder may end it.
-
-    python -m tests.pipelines.decoder_fuzz --files 4000 --seed 1
-
-Mutates good files, feeds the decoder what `check_image` lets pass and prints one line of JSON with the counts. A crash
-is this process's exit by a signal.
-"""
+"""Good files of every kind, and damage to their bytes."""
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import struct
 import zlib
-from collections.abc import Iterator
 
 import numpy as np
 from PIL import Image
 
 from peclr_dali.pipelines.files.check import check_image
-from peclr_dali.pipelines.files.image_file import BadImage
 from peclr_dali.pipelines.render.chunk import chunk_of
 from tests.pipelines.harness import decode_chunk
-
-BATCH = 64
 
 
 def encoded(picture: Image.Image, kind: str, **options: object) -> bytes:
@@ -132,42 +120,6 @@ def with_png_checksums(data: bytes) -> bytes:
     return bytes(file)
 
 
-def damaged_files(count: int, seed: int) -> Iterator[bytes]:
-    """`count` mutated files, the same for the same seed."""
-    rng = np.random.default_rng(seed)
-    files = list(good_files().values())
-    for _ in range(count):
-        one, other = rng.integers(0, len(files), 2)
-        yield mutated(files[one], rng, files[other])
-
-
 def decode(batch: list[bytes]) -> bool:
     """Whether DALI decodes all of a batch of files that pass the check; False is its clean error."""
     return decode_chunk(chunk_of([check_image(data) for data in batch]), threads=2) is not None
-
-
-def main() -> None:
-    """Fuzz, and print the counts."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--files", type=int, default=4000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    counts = {"files": 0, "refused": 0, "batches": 0, "errors": 0}
-    passed: list[bytes] = []
-    for data in damaged_files(arguments.files, arguments.seed):
-        counts["files"] += 1
-        try:
-            check_image(data)
-        except BadImage:
-            counts["refused"] += 1
-            continue
-        passed.append(data)
-        if len(passed) == BATCH:
-            counts["batches"] += 1
-            counts["errors"] += not decode(passed)
-            passed.clear()
-    print(json.dumps(counts))
-
-
-if __name__ == "__main__":
-    main()

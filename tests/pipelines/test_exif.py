@@ -69,19 +69,6 @@ def test_every_orientation_is_read(order: str) -> None:
     assert orientation_of(exif_of(turning(6), turning(3), order=order)) == 6
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        *(b"", b"II*\0", exif_of(), exif_of((DESCRIPTION, 2, 4, 0)), b"Exif\0\0" + exif_of(turning())),
-        *(exif_of(turning(*entry)) for entry in ((0,), (9,), (6, LONG), (6, SHORT, 2))),
-        *(exif_of(turning(), mark=mark) for mark in (b"IM\0*", b"M\x08\0*", b"II\0*")),
-        *(exif_of(turning(9), turning(6)), exif_of(turning(), directory=2**31), exif_of(turning(), behind=0)[:-1]),
-    ],
-)
-def test_other_values_of_the_orientation_mean_upright(block: bytes) -> None:
-    assert orientation_of(block) == 1
-
-
 BLOCKS = st.builds(
     lambda entries, order, count, directory, cut: exif_of(
         *entries, order=order, count=count, directory=directory

@@ -1,9 +1,5 @@
-import json
 import struct
-import subprocess
-import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +7,7 @@ from PIL import Image
 
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, BadImage
-from tests.pipelines.decoder_fuzz import BATCH, decode, encoded, good_files
+from tests.pipelines.decoder_fuzz import decode, encoded, good_files
 from tests.pipelines.image_parts import Part, put_together
 
 GOOD = good_files()
@@ -54,14 +50,11 @@ END = (b"IEND", b"")
         (b"", "empty file"),
         (bytes(900), "zero bytes"),
         (b"<!DOCTYPE html><html>404</html>", "HTML or XML, not an image"),
-        (b"\n <html><body>404", "HTML or XML, not an image"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "HTML or XML, not an image"),
         (encoded(Image.new("P", (8, 8)), "GIF"), "GIF is not read"),
         (encoded(Image.new("RGB", (8, 8)), "BMP"), "BMP is not read"),
         (encoded(Image.new("RGB", (8, 8)), "TIFF"), "TIFF is not read"),
         (b"\0\0\0\x20ftypavif", "AVIF is not read"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        (b"\0" + JPEG, "unknown kind"),
         (b"%PDF-1.4", "unknown kind, which begin with b'%PDF-1.4'"),
         (b"\xff\xd8", "a JPEG that is damaged after its first bytes"),
     ],
@@ -77,32 +70,25 @@ def test_other_kinds_are_named(data: bytes, reason: str) -> None:
         (JPEG[:15], "length 16 in a file of 15"),
         (JPEG[:SOF], "cut in its header"),
         (JPEG[: SOS + 30], "no end marker"),
-        (JPEG[:-2], "no end marker"),
-        (edited(JPEG, SOF + 2, b"\xff\xff"), "length 65535"),
         (edited(JPEG, SOF + 2, b"\0\x01"), "of length 1 "),
         (edited(JPEG, SOF + 1, b"\xc4"), "without a frame header"),
         (JPEG[:SOF] + JPEG[SOF : SOF + 19] + JPEG[SOF:], "two frame headers"),
         (edited(JPEG, SOF + 1, b"\xc3"), "lossless"),
         (edited(JPEG, SOF + 4, b"\x0c"), "12 bits"),
-        (edited(JPEG, SOF + 5, struct.pack(">HH", 65000, 65000)), "65000 x 65000"),
         (edited(JPEG, SOF + 5, struct.pack(">HH", 0, 64)), "64 x 0"),
         (edited(JPEG, SOF + 5, struct.pack(">HH", 9000, 9000)), "81000000 pixels in a file of only"),
-        (edited(JPEG, SOF + 9, b"\x02"), "2 components"),
         (edited(JPEG, SOF + 9, b"\x04"), "4 components in 17 bytes"),
         (edited(JPEG, 20, b"\0"), "without a marker at byte 20"),
         (edited(JPEG, 21, b"\xd9"), "marker D9 in the header, at byte 20"),
         (PNG[:20], "has 13 bytes, more than the rest"),
         (PNG[:-12], "PNG cut"),
-        (PNG[:-7], "PNG cut"),
         (edited(PNG, 60, bytes([PNG[60] ^ 1])), "wrong checksum"),
         (png_of(DATA, END), "begin with its header"),
         (png_of(png_header(), END), "without image data"),
         (png_of(png_header(), png_header(), DATA, END), "PNG header at byte 33 has 13 bytes, or is the second"),
         (png_of((b"IHDR", bytes(12)), DATA, END), "PNG header at byte 8 has 12 bytes"),
         (png_of(png_header(depth=16, colour=3), DATA, END), "depth 16, colour type 3"),
-        (png_of(png_header(colour=5), DATA, END), "colour type 5"),
         (png_of(png_header(interlace=2), DATA, END), "interlace 2"),
-        (png_of(png_header(width=0), DATA, END), "0 x 2"),
         (png_of(png_header(width=65000, height=65000), DATA, END), "65000 x 65000"),
         (png_of(png_header(width=9000, height=9000), DATA, END), "243000000 bytes of pixels, but the image data"),
         (WEBP[:-2], "WebP header says 942 bytes, but the file has 940"),
@@ -131,19 +117,3 @@ def test_checked_array_is_not_changed_and_need_not_be_contiguous() -> None:
     spread = np.repeat(np.frombuffer(JPEG, np.uint8), 2)[::2]
     check_image(spread)
     assert spread.tobytes() == JPEG
-
-
-def test_accepted_files_never_end_the_process() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.pipelines.decoder_fuzz", "--files", "6000", "--seed", "7"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert result.returncode == 0, result.stderr[-500:]
-    assert "_parser]" not in result.stderr, "what DALI cannot parse ends some processes, not all"
-    counts = json.loads(result.stdout)
-    assert counts["files"] == 6000
-    assert counts["refused"] > 1000
-    assert counts["batches"] * BATCH > 1000

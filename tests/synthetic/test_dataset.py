@@ -206,7 +206,7 @@ def test_a_folder_in_the_place_of_an_image_is_no_image(made: Path, tmp_path: Pat
     (out / "dataset.json").rename(out / "dataset.unfinished.json")
     (out / "training/rgb/00000000.jpg").unlink()
     (out / "training/rgb/00000000.jpg").mkdir()
-    with pytest.raises(NotWritten, match=r"00000000\.jpg cannot be written: Is a directory"):
+    with pytest.raises(NotWritten, match=r"00000000\.jpg cannot be written: not a regular file"):
         render(out)
 
 
@@ -243,4 +243,4 @@ def test_no_process_stays_when_the_rendering_is_ended(by: signal.Signals, tmp_pa
             os.killpg(rendering.pid, signal.SIGKILL)
     if by == signal.SIGTERM:
         lines = [line for line in error.splitlines() if not line.startswith("rendering")]
-        assert (rendering.returncode, lines) == (128 + by, ["stopped by SIGTERM"])
+        assert (rendering.returncode, lines) == (128 + by, [])

@@ -97,7 +97,7 @@ def test_a_file_s_errors_name_the_file(tmp_path: Path) -> None:
 
 def test_what_a_resumed_run_may_change() -> None:
     before = to_dict(load())
-    free = load("run.log_every=7", "pipelines.backend=dali", "train.recompute=always", "data.root=/elsewhere")
+    free = load("run.log_every=7", "pipelines.views=dali", "train.recompute=always", "data.root=/elsewhere")
     assert first_difference(before, free) is None
     assert first_difference(before, load("optim.lr=1e-3")) == "optim.lr: was None, is now 0.001"
     assert first_difference(before, load("train.micro_batch=256")) is not None

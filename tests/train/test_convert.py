@@ -186,6 +186,7 @@ def test_the_prefix_of_another_trainer_is_found(prefix: str, tmp_path: Path, cap
     for key, value in resnet.items():
         assert key.startswith("fc.") or torch.equal(ours[key], value)
         assert key.startswith("fc.") or torch.equal(started[key], value)
+    caplog.clear()
     with caplog.at_level(logging.INFO):
         build_encoder(EncoderConfig("resnet18", str(tmp_path / "other.pth")))
     (line,) = caplog.messages

@@ -199,7 +199,7 @@ def test_the_curve_is_in_tensorboard_and_in_the_report(run_with_probe: Path) -> 
     text = page.read_text()
     assert "Probe, 2D error [px of 224]" in text
     assert "Probe, PA-EPE [cm]" in text
-    assert "constant: the mean keypoints in the box" in text
+    assert "dashed: constant: the mean keypoints in the box" in text
     assert "constant: one rigid pose" in text
 
 

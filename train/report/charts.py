@@ -145,7 +145,7 @@ def _over_steps(
     level: tuple[float, str] | None = None,
 ) -> list[Picture]:
     """A chart with a line for each run: a value of its rows, or of its validations. `level` is a dashed line."""
-    with _chart(title, [run.name for run in runs]) as (axes, figures):
+    with _chart(title, [run.name for run in runs], "" if level is None else f"; dashed: {level[1]}") as (axes, figures):
         for run in runs:
             rows = run.validations if validations else run.rows
             dots = validations or len(rows) == 1  # a line needs two values to be visible
@@ -159,8 +159,11 @@ def _over_steps(
 
 
 @contextmanager
-def _chart(title: str, names: Sequence[str]) -> Iterator[tuple[Axes, list[Picture]]]:
-    """Axes to draw on, and a list that holds the chart as a PNG afterwards. Several `names` make a legend."""
+def _chart(title: str, names: Sequence[str], described: str = "") -> Iterator[tuple[Axes, list[Picture]]]:
+    """Axes to draw on, and a list that holds the chart as a PNG afterwards. Several `names` make a legend.
+
+    `described` completes the title as the alternative text.
+    """
     figures: list[Picture] = []
     with mpl.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=_COLOURS)}):
         figure = Figure(figsize=(4.2, 2.8), layout="constrained")
@@ -173,4 +176,4 @@ def _chart(title: str, names: Sequence[str]) -> Iterator[tuple[Axes, list[Pictur
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=160)
     uri = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    figures.append(Picture(uri, 672, 448, title))
+    figures.append(Picture(uri, 672, 448, title + described))
