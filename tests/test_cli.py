@@ -158,20 +158,3 @@ def test_ctrl_c_during_the_imports_is_silent(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert (call.returncode, call.stderr) == (-signal.SIGINT, "")
-
-
-@pytest.mark.parametrize(("of_user", "expected"), [({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "1")])
-def test_cuda_gets_all_hardware_queues_unless_the_user_says_how_many(
-    tmp_path: Path, of_user: dict[str, str], expected: str
-) -> None:
-    """It must be in the environment before any import may start CUDA."""
-    (tmp_path / "click.py").write_text("import os\nraise SystemExit(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])\n")
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
-    call = subprocess.run(
-        [sys.executable, ROOT / "cli.py", "--help"],
-        env={**environment, **of_user, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert call.stderr == f"{expected}\n"

@@ -77,11 +77,6 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         self.best: dict[str, Any] = {}
         self._train_mode()
 
-    @property
-    def held_out(self) -> str:
-        """The validation images in words, see `Task.held_out`."""
-        return "none" if self._validation is None else self._validation.index.in_words()
-
     def build_network(self, encoder: EncoderConfig) -> PoseNetwork:
         """The encoder, which may be frozen, and the head."""
         start = start_pose_network(encoder, self.config.pose, self.config.geometry.side_px)
@@ -114,7 +109,6 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
         """Log sizes, where pixels are made, starting weights and the number of held-out images."""
-        encoder, frozen = self.config.encoder, self.config.train.frozen
         log.info(
             "%d labelled images, %s held out for validation, %d steps per epoch, %s on %s, %s encoder %s, %s",
             len(index),
@@ -122,12 +116,10 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             steps_per_epoch,
             loader.settings.described,
             self.world.device,
-            "frozen" if frozen else "trained",
+            "frozen" if self.config.train.frozen else "trained",
             self._start,
             self.precision,
         )
-        if frozen and encoder.weights == "random":
-            log.warning("the encoder stays random (train.frozen = true): --from RUN gives it weights")
 
     def draw(self, folder: RunFolder) -> None:
         """Draw the losses and the validations."""

@@ -126,9 +126,6 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             describe(self.optimizer),
             self.precision,
         )
-        train = self.config.train
-        if train.cuda_graph and self._graph is None and self.world.device.type == "cuda":
-            log.warning("train.cuda_graph has no effect with train.sync_batch_norm on several ranks")
         if index.sources:
             rows = rows_per_batch([source.weight for source in index.sources], self.config.train.batch)
             parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]

@@ -32,7 +32,6 @@ from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpoint import BackgroundWriter, load_checkpoint
 from peclr_dali.train.runs.folder import Resume, RunFolder
-from peclr_dali.train.runs.log import warned_once
 from peclr_dali.train.runs.meter import Meter, profiled
 from peclr_dali.train.runs.pictures import save_views
 from peclr_dali.train.steps.optim import describe
@@ -53,11 +52,6 @@ class Task(TrainingState[N, R]):
     title: ClassVar[str]
     views: ClassVar[int]
     config: Any
-
-    @property
-    def held_out(self) -> str:
-        """The images that are held out for validation, in words: alike on two hosts with the same images."""
-        return "none"
 
     @abstractmethod
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
@@ -119,18 +113,14 @@ class Trainer:
         torch.manual_seed(config.run.seed)
 
         # The images, in the order of their epochs.
-        with warned_once(world):
-            index = on_all_ranks(world, lambda: load_index(config.data))
+        index = on_all_ranks(world, lambda: load_index(config.data))
         require_same(world, "data", index.in_words(), "Make data.root alike on all hosts")
         epoch_steps = on_all_ranks(world, lambda: steps_per_epoch(index, config.train.batch, "train.batch"))
         order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
         # The network and its optimiser, new or from the checkpoint.
-        with warned_once(world):
-            task = on_all_ranks(
-                world, lambda: self.build_task(config, world, epoch_steps, index, fresh=checkpoint is None)
-            )
-        require_same(world, "data to validate on", task.held_out, "Make data.root alike on all hosts")
+        build_task = partial(self.build_task, config, world, epoch_steps, index, fresh=checkpoint is None)
+        task = on_all_ranks(world, build_task)
         remedy = 'Install NVIDIA apex on every host or on none, or set optim.backend = "torch"'
         require_same(world, "optimisers", describe(task.optimizer), remedy)
         require_same(world, "precisions", task.precision, "Set train.precision to one that all hosts have")
@@ -147,8 +137,8 @@ class Trainer:
         # This rank's share of every batch that is left.
         mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
         schedule = Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps)
-        build = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
-        loader = on_all_ranks(world, partial(build, views=task.views, processes_here=world.local_world_size))
+        build_loader = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
+        loader = on_all_ranks(world, partial(build_loader, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
             task.log_start(index, loader, epoch_steps)
         self._take_steps(task, bad_files, index, loader)

@@ -114,18 +114,6 @@ def test_a_label_of_one_point_is_left_out_of_validation(hands: Path, uninterrupt
         np.testing.assert_array_equal(np.delete(table, 2, axis=0), np.delete(before[name], 2, axis=0))
 
 
-def test_a_run_continues_if_no_held_out_hand_can_be_measured(hands: Path, tmp_path: Path) -> None:
-    root = shutil.copytree(hands, tmp_path / "hands")
-    pose = load_index(config_of(hands, tmp_path, "data.split=val").data).path(0).stem
-    labels = json.loads((root / "training_xyz.json").read_text())
-    labels[int(pose) % 12] = [labels[int(pose) % 12][0]] * 21
-    (root / "training_xyz.json").write_text(json.dumps(labels))
-    folder = finetune(config_of(root, tmp_path / "run", "train.epochs=1"))
-    (row,) = folder.read_validations()
-    assert all(np.isnan(row[name]) for name in ("pa_epe_cm", "epe_cm", "epe_px"))
-    assert folder.predictions_picture.exists()
-
-
 def test_a_network_whose_weights_are_not_finite_is_never_the_best(
     hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,20 +162,6 @@ def test_a_resumed_run_still_names_the_weights_that_it_began_with(hands: Path, t
     assert tomllib.loads(folder.config_file.read_text())["encoder"]["weights"] == str(start)
     for path in (*folder.checkpoints.paths(), *folder.best.paths()):
         assert load_checkpoint(path)["config"]["encoder"]["weights"] == str(start)
-
-
-def test_a_new_start_keeps_the_best_network_of_a_run_whose_checkpoints_are_gone(
-    hands: Path, uninterrupted: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = RunFolder(shutil.copytree(uninterrupted.root, tmp_path / "run"), keep=3)
-    shutil.rmtree(folder.checkpoints.folder)
-    best = folder.best.latest()
-    assert best is not None
-    network = best.read_bytes()
-    finetune(config_of(hands, folder.root), "auto")
-    assert "holds a run without a checkpoint: starting anew" in caplog.text
-    assert best.with_suffix(".earlier").read_bytes() == network
-    assert folder.read_validations() == uninterrupted.read_validations()
 
 
 def test_any_figure_is_better_than_none(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

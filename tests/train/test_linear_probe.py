@@ -18,7 +18,6 @@ from sklearn.preprocessing import StandardScaler
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from peclr_dali.models.network import ContrastiveNetwork, build_network
-from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
@@ -147,20 +146,6 @@ def run_with_probe(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     with narrow_resnet18():
         pretrain(config_of(hands, out, "train.epochs=2", "train.batch=60", "run.keep=1"))
     return out
-
-
-def test_batches_are_moved_to_the_device(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loader may give an image on the GPU and its matrix on the CPU."""
-    given: list[torch.device | str] = []
-    real = Batch.to
-
-    def to(batch: Batch, device: torch.device | str) -> Batch:
-        given.append(device)
-        return real(batch, device)
-
-    monkeypatch.setattr(Batch, "to", to)
-    probe_of(config_of(hands, tmp_path / "run"))
-    assert set(given) == {World().device}
 
 
 @pytest.mark.gpu

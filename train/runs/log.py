@@ -13,7 +13,6 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from peclr_dali.errors.terminal import OneLine
-from peclr_dali.train.distributed.world import World
 
 console = Console(stderr=True, soft_wrap=True)
 
@@ -21,29 +20,18 @@ console = Console(stderr=True, soft_wrap=True)
 def configure_logging() -> None:
     """Set up logging: on a terminal above the progress line, elsewhere one line per message.
 
-    Ranks other than 0 do not print what is no warning, since rank 0 prints the same.
+    Ranks other than 0 print errors only, since rank 0 prints the same.
     """
     handler: logging.Handler = logging.StreamHandler()
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_time=False, markup=False)
     handler.setFormatter(OneLine("%(message)s"))
-    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for library in ("botocore", "aiobotocore"):  # they log where credentials were found
         logging.getLogger(library).setLevel(logging.WARNING)
     # fp16 may skip the first step because its gradient is not finite; torch then warns about the order of calls.
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before", UserWarning)
-
-
-@contextmanager
-def warned_once(world: World) -> Iterator[None]:
-    """In this block, ranks other than 0 print no warnings: rank 0 has the same, such as images that are left out."""
-    before = logging.root.manager.disable
-    logging.disable(before if world.is_main else logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 @contextmanager
