@@ -180,7 +180,7 @@ class Trainer:
             loader,
             StopSignals() as stop,
             BackgroundWriter(folder.checkpoints, lambda: task.draw(folder)) as writer,
-            Meter(config, folder, task, world, writer=writer, title=task.title) as meter,
+            Meter(config, folder, task, world, writer, task.title) as meter,
             profiled(folder, config.run.profile_steps if world.is_main else 0, world.device) as step_done,
         ):
             for batch in steps_of_all_ranks(world, stop, writer.check, meter.timed(loader)):

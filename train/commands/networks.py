@@ -35,13 +35,7 @@ from peclr_dali.train.commands.options import COUNT, FILE, PATH, config_options,
 @click.option("--proper-rotation", is_flag=True, help="Align by rotations only; FreiHAND's script allows reflections.")
 @click.option("--worst", default=24, show_default=True, type=COUNT, help="Number of poses in worst.png.")
 def evaluate(
-    run: Path,
-    files: Sequence[Path],
-    overrides: Sequence[str],
-    data: str | None,
-    crop: Any,
-    submission: bool,
-    **options: Any,
+    run: Path, files: Sequence[Path], overrides: Sequence[str], data: str | None, submission: bool, **options: Any
 ) -> None:
     """Measure a fine-tuned RUN on labelled images.
 
@@ -65,15 +59,15 @@ def evaluate(
 
     configure_logging()
     settings = [f"data.root={as_toml(data)}"] if data is not None else []
+    crop = options.pop("crop")
     if submission:
         if any(override.startswith("data.part=") for override in overrides):
             raise UserError("--freihand-submission takes data.part = 'evaluation': leave --set data.part=... out")
         settings += ["data.part=evaluation", "data.split=all", "data.box=center"]
         crop = crop or "two-pass"
+    settings += overrides
     with progress_bar("poses") as progress:
-        settings += overrides
-        crop = crop or "boxes"
-        done = measure(run, files, settings, crop=crop, submission=submission, progress=progress, **options)
+        done = measure(run, files, settings, crop=crop or "boxes", submission=submission, progress=progress, **options)
     for table in done.tables:
         Console().print(table)
     for file in done.files:

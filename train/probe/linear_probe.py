@@ -104,8 +104,8 @@ class Probe:
         figures = dict.fromkeys(("epe_px_of_224", "pa_epe_cm"), math.nan) | self._constants
         features = self._features(network, autocast_dtype)
         if features.isfinite().all():
-            ridge = fit_ridge(features[self._fitted], self._targets[self._fitted], self._alpha)
-            read, true = ridge(features[self._measured]), self._targets[self._measured]
+            weight, bias = fit_ridge(features[self._fitted], self._targets[self._fitted], self._alpha)
+            read, true = features[self._measured] @ weight.mT + bias, self._targets[self._measured]
             figures["epe_px_of_224"] = 224 * float((self._in_2d(read) - self._in_2d(true)).norm(dim=2).mean())
             if self._in_3d:
                 poses_m = [self._in_3d_m(table, self._measured).numpy() for table in (read, true)]

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -26,19 +26,15 @@ from peclr_dali.train.steps.stopwatch import Stopwatch
 from peclr_dali.train.steps.training_state import Result, TrainingState
 from peclr_dali.writing import write_text
 
+AnyConfig: TypeAlias = Config | FinetuneConfig
+State: TypeAlias = TrainingState[Any, Any]
+
 
 class Meter:
     """Measures the training loop. Rank 0 writes the metrics; with `run.log_samples`, each rank writes its samples."""
 
     def __init__(
-        self,
-        config: Config | FinetuneConfig,
-        folder: RunFolder,
-        state: TrainingState[Any, Any],
-        world: World,
-        *,
-        writer: BackgroundWriter,
-        title: str,
+        self, config: AnyConfig, folder: RunFolder, state: State, world: World, writer: BackgroundWriter, title: str
     ) -> None:
         self._config, self._state, self._world, self._writer = config, state, world, writer
         file = folder.root / f"samples-rank{world.rank}.jsonl"
@@ -133,9 +129,7 @@ class Meter:
 class RunLog:
     """Log of rank 0."""
 
-    def __init__(
-        self, config: Config | FinetuneConfig, folder: RunFolder, state: TrainingState[Any, Any], title: str
-    ) -> None:
+    def __init__(self, config: AnyConfig, folder: RunFolder, state: State, title: str) -> None:
         self._metrics = folder.metrics_file.open("a", buffering=1)
         self._validation_file = folder.validation_file
         self._board = None
@@ -144,17 +138,11 @@ class RunLog:
 
             self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=state.steps_done + 1)
         self._total = state.total_steps
-        self._progress = Progress(
-            TextColumn(title),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(elapsed_when_finished=False),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        columns = (
+            TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(elapsed_when_finished=False),
+        )  # fmt: skip
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._progress.add_task("steps", total=self._total, completed=state.steps_done, status="")
         self._progress.start()
 
