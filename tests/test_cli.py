@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -115,22 +114,6 @@ def test_names_of_files_are_escaped_in_the_log(capsys: pytest.CaptureFixture[str
     configure_logging()
     logging.getLogger("train").warning("%s: no JPEG", "a\nerror: lost\x1b[31m")
     assert capsys.readouterr().err == "a\\nerror: lost\\x1b[31m: no JPEG\n"
-
-
-def test_views_on_a_full_disk_are_one_line_and_leave_no_half_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    tiny_run.write_images(tmp_path / "images", count=2)
-    monkeypatch.setattr(os, "fsync", full)
-    settings = as_options(["data.source=folder", f"data.root={tmp_path / 'images'}"])
-    assert run_cli("views", *settings, str(tmp_path / "views.png")) == 2
-    assert capsys.readouterr().err == (
-        f"error: {tmp_path}/views.png cannot be written: No space left on device. Make room, or name another place\n"
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
 @pytest.mark.parametrize("out", ["images/00.jpg", "link.png"])

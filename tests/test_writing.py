@@ -78,14 +78,6 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "new"
 
 
-def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("old")
-    file.chmod(0o640)
-    write_text(file, "new")
-    assert (file.read_text(), file.stat().st_mode & 0o777) == ("new", 0o640)
-
-
 def test_the_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     for name in ("loss.png.4242-1f.part", "loss.png.part", "mine.png.4242-1f.part", "loss.png"):
         (tmp_path / name).write_text("x")

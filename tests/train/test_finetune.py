@@ -30,7 +30,7 @@ from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pose.sample_errors import errors_of
-from peclr_dali.train.pose.validation import Validation, best_of, validate
+from peclr_dali.train.pose.validation import Validation, validate
 from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint
 from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.weights.export import export_network
@@ -162,20 +162,6 @@ def test_a_resumed_run_still_names_the_weights_that_it_began_with(hands: Path, t
     assert tomllib.loads(folder.config_file.read_text())["encoder"]["weights"] == str(start)
     for path in (*folder.checkpoints.paths(), *folder.best.paths()):
         assert load_checkpoint(path)["config"]["encoder"]["weights"] == str(start)
-
-
-def test_any_figure_is_better_than_none(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors_cm = iter([np.nan, 5.0, np.nan])
-
-    def unsure(*arguments: Any) -> tuple[dict[str, float], Poses]:
-        figures, poses = validate(*arguments)
-        return {**figures, "pa_epe_cm": next(errors_cm)}, poses
-
-    monkeypatch.setattr("peclr_dali.train.finetune.validate", unsure)
-    folder = finetune(config_of(hands, tmp_path / "run"))
-    assert load_pose_run(folder.root).step == 10
-    assert best_of(folder.read_validations())["step"] == 10
-    assert best_of([{"step": 5, "pa_epe_cm": np.nan}, {"step": 10, "pa_epe_cm": np.nan}])["step"] == 5
 
 
 def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(

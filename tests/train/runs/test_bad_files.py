@@ -105,12 +105,6 @@ def test_two_ranks_write_one_file(images: Path, tmp_path: Path) -> None:
     assert {name: times for name, (_, times) in quarantine(out).items()} == {NAMES[row]: met[row] for row in met}
 
 
-def test_two_ranks_stop_together(images: Path, tmp_path: Path) -> None:
-    output = run_ranks(images, tmp_path / "out", code=2)
-    assert output.count("more than data.max_bad_share = 0.01") == 1
-    assert "Traceback" not in output
-
-
 def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
     """A tenth of the second source is bad: its own limit decides, whatever the first one's is."""
     sources = [

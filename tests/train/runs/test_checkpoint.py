@@ -163,20 +163,6 @@ def test_a_run_goes_on_without_its_curves(tmp_path: Path, caplog: pytest.LogCapt
     assert caplog.messages[0] == "the curves cannot be drawn after step 1: ZeroDivisionError"
 
 
-class Defective(Checkpoints):
-    """Has a defect."""
-
-    def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        raise ZeroDivisionError
-
-
-def test_a_defect_in_the_thread_is_not_hidden(tmp_path: Path) -> None:
-    with BackgroundWriter(Defective(tmp_path, keep=1)) as writer:
-        writer.save(1, state())
-        with pytest.raises(ZeroDivisionError):
-            writer.finish()
-
-
 def test_a_copy_keeps_layout_and_kind() -> None:
     tensor = torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
     copied, wait = snapshot({"a": [tensor, (1, "x")], "b": {"c": None}})
