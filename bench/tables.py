@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from peclr_dali.bench.rows import Row, markdown, measured_on, rows_of
+from peclr_dali.bench.rows import markdown, measured_on, rows_of
 
 PAGES = [Path(__file__).resolve().parents[1] / page for page in ("README.md", "docs/performance.md")]
 RESULTS = Path(__file__).parent / "results"
@@ -34,50 +34,22 @@ def loaders(sources: str, *, short: bool = False) -> str:
     return f"{measured_on(row)}\n\n{table}"
 
 
-def _steps() -> list[Row]:
-    """The newest step of each kind on each card."""
-    kind = ("encoder", "precision", "micro_batch", "compile", "cuda_graph")
-    return list({(_card(row), *map(row.get, kind)): row for row in rows_of(RESULTS / "gpu_steps.jsonl")}.values())
-
-
-def _card(row: Row) -> str:
-    return str(row["machine"]["gpu"]).removeprefix("NVIDIA ").removesuffix(" 80GB HBM3")
-
-
-def _cell(value: float | None, format: str) -> str:
-    return format.format(value) if value else "-"
-
-
 def gpu() -> str:
-    """Steps on batches in memory."""
-    heads = "card, encoder, precision, micro-batch, compiled, recorded, step (s), images/s, the host starts it in (s), "
-    heads += "the GPU computes (s), kernels, graphs kept, peak GiB"
+    """Training on GPUs: the newest row of `bench-train` for each card, its files and where pixels are made."""
+    rows = [row for row in rows_of(RESULTS / "train.jsonl") if row.get("card", "none") != "none"]
+    if not rows:
+        return "No row of `bench-train` on a GPU yet."
+    newest = {(row["card"], *row["files"], row["decoder"], row["views"]): row for row in rows}.values()
+    heads = ["card", "files", "decoder", "views", "images/s in training", "in memory", "waited", "cores busy"]
     lines = [
         [
-            _card(row), row["encoder"], row["precision"], str(row["micro_batch"]), _cell(row.get("compile"), "yes"),
-            _cell(row.get("cuda_graph"), "yes"), f"{row['step_s']:.3f}", str(row["images_per_s"]),
-            f"{row['host_s']:.3f}", _cell(row["busy_s"], "{:.3f}"), _cell(row["kernels"], "{:,}"),
-            f"{row['graphs_kept']} of {row['batch'] // row['micro_batch']}", str(row["peak_gib"]),
+            row["card"].removeprefix("NVIDIA "), " ".join(row["files"]), row["decoder"], row["views"],
+            f"{row['with_loader']['images_per_s']:.0f}", f"{row['in_memory']['images_per_s']:.0f}",
+            f"{row['waited_share']:.1%}", str(row["cores_busy"]),
         ]
-        for row in _steps()
+        for row in newest
     ]  # fmt: skip
-    return f"{measured_on(_steps()[-1])}, and the rows before it.\n\n{markdown(heads.split(', '), lines)}"
-
-
-def gpu_in_short() -> str:
-    """Images/s of ResNet-50 on each card: the step alone, and with the loader in three rounds."""
-    lines = [
-        ["compiled, one CUDA graph" if row["compile"] else "plain step", _card(row), str(row["images_per_s"])]
-        for row in _steps()
-        if (row["encoder"], row["precision"], row["micro_batch"]) == ("resnet50", "bf16", 128)
-        and row["compile"] == row.get("cuda_graph", False)
-    ]
-    loaded = [row for row in rows_of(RESULTS / "gpu_loaded.jsonl") if "also" not in row]
-    for where, pipelines in (("CPU", {"backend": "cpu"}), ("GPU", {})):
-        row = [row for row in loaded if row["pipelines"] == pipelines][-1]
-        rates = map(str, sorted(row["images_per_s"]))
-        lines.append([f"with the loader, views from the {where}", _card(row), ", ".join(rates)])
-    return markdown(["ResNet-50, 128 px, exact gradient of 2048, bf16", "card", "images/s"], lines)
+    return f"{measured_on(rows[-1])}, and rows before it\n\n{markdown(heads, lines)}"
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -85,7 +57,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "loaders-large": lambda: loaders("large"),
     "loaders-in-short": lambda: loaders("small", short=True),
     "gpu": gpu,
-    "gpu-in-short": gpu_in_short,
 }
 
 

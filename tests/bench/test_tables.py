@@ -46,3 +46,25 @@ def test_the_newest_row_of_these_sources_on_a_cpu_counts(tmp_path: Path, monkeyp
     assert "| this loader | 333 | 1 to 2 |" in filled(page.format("-large"))
     with pytest.raises(KeyError, match="-nothing"):
         filled(page.format("-nothing"))
+
+
+def test_training_on_cards_is_a_table_of_their_newest_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = {"cpu": "CPU", "gpu": "Card", "cores": 16, "date": "2030-01-01", "commit": "abc"}
+
+    def row(rate: float, views: str = "gpu", card: str = "NVIDIA Card") -> dict[str, Any]:
+        of = {"images_per_s": rate}
+        return {"machine": machine, "card": card, "files": ["peclr_rn50", "h100"], "decoder": "gpu", "views": views,
+                "with_loader": of, "in_memory": {"images_per_s": 2 * rate}, "waited_share": 0.004,
+                "cores_busy": 1.7}  # fmt: skip
+
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    file = tmp_path / "train.jsonl"
+    file.write_text(json.dumps({"machine": machine, "precisions": []}) + "\n" + json.dumps(row(9, card="none")) + "\n")
+    assert TABLES["gpu"]() == "No row of `bench-train` on a GPU yet."
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in (row(1), row(2, "dali"), row(3))))
+    made = TABLES["gpu"]()
+    assert made.startswith("`train.jsonl`, row 3: 16 cores of an CPU, Card")
+    assert made.endswith(
+        "| Card | peclr_rn50 h100 | gpu | gpu | 3 | 6 | 0.4% | 1.7 |\n"
+        "| Card | peclr_rn50 h100 | gpu | dali | 2 | 4 | 0.4% | 1.7 |\n"
+    )
