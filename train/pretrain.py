@@ -115,11 +115,9 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
         """Log sizes, where pixels are made and optimiser, and the sources' rows of a batch if there are several."""
-        whole = int((index.box_px[:, 2] == 0).sum())
         log.info(
-            "%d images%s, %d steps per epoch, %s on %s, %s, %s",
+            "%d images, %d steps per epoch, %s on %s, %s, %s",
             len(index),
-            f", {'all' if whole == len(index) else whole} used whole, without a box" if whole else "",
             steps_per_epoch,
             loader.settings.described,
             self.world.device,

@@ -104,6 +104,7 @@ class Trainer:
             checkpoint = self.world.gather_objects(
                 on_main(self.world, lambda: self.folder.check(self.config, self.resume))
             )[0]
+            held.callback(gc.unfreeze)
             self._run(checkpoint)
         return self.folder
 
@@ -173,9 +174,9 @@ class Trainer:
     def _take_steps(self, task: Task[Any, Any], bad_files: BadFiles, index: Index, loader: Loader) -> None:
         """The loop: load, compute, log, save, and stop when the ranks agree."""
         config, world, folder = self.config, self.world, self.folder
+        gc.freeze()  # the collector skips the objects that exist now, which stay until the end of the run
         about = {"config": to_dict(config), "images": index.counts, "backend": describe(task.optimizer)}
         with (
-            _frozen_garbage_collector(),
             before_the_loader(world.device),
             loader,
             StopSignals() as stop,
@@ -258,16 +259,6 @@ def _memory_advice() -> Iterator[None]:
             "less memory too."
         )
         raise
-
-
-@contextmanager
-def _frozen_garbage_collector() -> Iterator[None]:
-    """The garbage collector skips the objects that exist now, which stay until the end of the run."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @contextmanager

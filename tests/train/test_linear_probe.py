@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from peclr_dali.models.network import ContrastiveNetwork, build_network
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.evaluation.constants import constant_pose_errors
 from peclr_dali.train.pose.inference import canonical_loader
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.metrics import pose_errors
-from peclr_dali.train.pretrain import Pretraining, pretrain
+from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.probe.linear_probe import Probe, build_probe, probed_rows
 from peclr_dali.train.probe.ridge import fit_ridge
 from peclr_dali.train.report.write import write_report
-from peclr_dali.train.runs.folder import RunFolder
-from tests.conftest import Record
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import narrow_resnet18
 
@@ -256,43 +252,3 @@ def test_images_without_depth_or_without_keypoints(
     figures = probe.figures(seeded_network(config), None)
     assert math.isfinite(figures["epe_px_of_224"])
     assert math.isnan(figures["pa_epe_cm"])
-
-
-@pytest.mark.slow  # trains the whole ResNet-18 for a minute of a core
-def test_probing_costs_under_two_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
-    """The demo's configuration on a quarter of its images: the fewer epochs, the more the first probe weighs.
-
-    Clocks that count this process's work only are not disturbed by others on the same cores.
-    """
-    tiny_hands.write_hands(tmp_path / "hands", 200)
-    settings = [f"data.root={tmp_path / 'hands'}", f"run.out={tmp_path / 'run'}", "train.threads=1", "train.device=cpu",
-                "train.epochs=3", "probe.every_epochs=1", "data.positive=self"]  # fmt: skip
-    config = load_config(Config, [DEMO], settings)
-    probed, validate = [], Pretraining.validate
-
-    def timed(self: Pretraining, folder: RunFolder) -> dict[str, float] | None:
-        assert self._probe is not None  # which loads its images the first time; other threads do this
-        began_s = time.thread_time()
-        row = validate(self, folder)
-        probed.append((row is not None, time.thread_time() - began_s))
-        return row
-
-    monkeypatch.setattr(Pretraining, "validate", timed)
-    began_s, clock_s = time.process_time(), time.perf_counter()
-    pretrain(config)
-    run_s, wall_s = time.process_time() - began_s, time.perf_counter() - clock_s
-    probing_s = sum(seconds for _, seconds in probed)
-
-    began_s = time.process_time()
-    index = load_index(config.data)
-    assert build_probe(index, config, World()) is not None  # alone, so that all threads' work is its own
-    loading_s = time.process_time() - began_s
-    figures = {
-        "images": len(index), "steps": len(probed), "probes": sum(due for due, _ in probed),
-        "probed_images": len(probed_rows(index, config)[0]), "share": round((probing_s + loading_s) / run_s, 5),
-        "probing_cpu_s": round(probing_s, 3), "loading_cpu_s": round(loading_s, 3), "run_cpu_s": round(run_s, 2),
-        "run_wall_s": round(wall_s, 1),
-    }  # fmt: skip
-    assert figures["probes"] == 4  # after the first step, and after each of three epochs
-    assert figures["share"] < 0.02, figures
-    record("probe", **figures, config="configs/demo.toml", threads=1)

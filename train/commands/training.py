@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="Config | FinetuneConfig")
 
+start_option = click.option("--from", "start", metavar="RUN", help="Take this run, checkpoint or file of weights.")
+
 
 @click.command()
 @config_options
@@ -53,9 +55,7 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
 
 @click.command()
 @config_options
-@click.option(
-    "--from", "start", default=None, metavar="RUN", help="Start from this run, checkpoint or file of weights."
-)
+@start_option
 @run_options
 def finetune(start: str | None, out: str | None, resume: Resume, **options: Any) -> None:
     """Fine-tune an encoder to poses on labelled images of hands.
@@ -92,7 +92,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
 
 @click.command()
 @config_options
-@click.option("--from", "start", default=None, metavar="RUN", help="Read out this run, checkpoint or file of weights.")
+@start_option
 @run_options
 def probe(start: str | None, out: str | None, resume: Resume, **options: Any) -> None:
     """Measure how well poses can be read from a frozen encoder.
