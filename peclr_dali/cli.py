@@ -7,6 +7,7 @@ fast.
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import os
 import platform
@@ -31,8 +32,26 @@ _REPORT_S = 5.0
 """Seconds in which a rank prints its error, before the others end: when one rank ends, torchrun ends the others."""
 
 
-class OneLineErrors(click.Group):
+COMMANDS: dict[str, list[click.Command]] = {
+    title: [command for module in modules for command in vars(module).values() if isinstance(command, click.Command)]
+    for title, modules in {
+        "Data": (data,),
+        "Training": (training,),
+        "Trained networks": (networks,),
+        "Measurements": (loaders, steps),
+    }.items()
+}
+"""The commands by their group in the help."""
+
+
+class Commands(click.Group):
     """Turns a user's mistakes into one line and exit code 2. An interrupted run prints where it stopped."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by group, each with the first sentence of its help."""
+        for title, commands in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl([(command.name or "", command.get_short_help_str(200)) for command in commands])
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the arguments name."""
@@ -58,11 +77,10 @@ class OneLineErrors(click.Group):
             _leave(stop.exit_code)
         except click.exceptions.NoArgsIsHelpError as request:
             click.echo(request.format_message())
-        except click.UsageError as error:
-            command = "" if error.ctx is None else error.ctx.command_path.removeprefix(program)
-            _fail(f"{error.format_message()}{_hint(error)} See '{CALL}{command} --help'.")
         except click.ClickException as error:
-            _fail(error.format_message())
+            context = getattr(error, "ctx", None)
+            command = "" if context is None else context.command_path.removeprefix(program)
+            _fail(f"{error.format_message()} See '{CALL}{command} --help'.")
         except (click.Abort, KeyboardInterrupt):
             click.echo("aborted", err=True)
             _leave(130)
@@ -89,18 +107,6 @@ def _fail(message: str) -> NoReturn:
     _leave(2)
 
 
-def _hint(error: click.UsageError) -> str:
-    """A hint for options and arguments that click does not know."""
-    if isinstance(error, click.NoSuchOption):
-        if error.ctx is not None and error.ctx.parent is None:
-            return " Options come after the command."
-        if "." in error.option_name:
-            return f" A key of the configuration is set by --set {error.option_name.lstrip('-')}=VALUE."
-    elif "unexpected extra argument" in error.message:
-        return ": an option takes one value; repeat -c and --set for more, and put a value with spaces in quotes."
-    return ""
-
-
 def _leave(code: int) -> NoReturn:
     """End this process. Ranks are still joined after an error: then end it without Python's own steps.
 
@@ -120,7 +126,7 @@ def _ranks_are_joined() -> bool:
     return dist is not None and dist.is_available() and dist.is_initialized()
 
 
-@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="peclr-dali %(version)s")
 def main() -> None:
     """Pre-train pose encoders on unlabelled images: PeCLR on NVIDIA DALI.
@@ -140,8 +146,6 @@ def main() -> None:
 
 
 main.help = as_called(main.help or "")
-for module in (loaders, steps, data, networks, training):
-    for command in vars(module).values():
-        if isinstance(command, click.Command):
-            command.help = as_called(command.help or "")
-            main.add_command(command)
+for command in itertools.chain(*COMMANDS.values()):
+    command.help = as_called(command.help or "")
+    main.add_command(command)

@@ -33,26 +33,16 @@ def file_name(name: str) -> str:
     return name
 
 
-def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
-    """Parse a JSON document. If an object has a key twice, the last one counts, or with `unique_keys` it is an error.
+def parse_json(text: str | bytes) -> Any:
+    """Parse a JSON document.
 
     Raises:
-        ValueError: the text is not JSON, not UTF-8, nested too deeply, has a number with too many digits or, with
-            `unique_keys`, a key twice.
+        ValueError: the text is not JSON, not UTF-8, nested too deeply, or has a number with too many digits.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
+        return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} appears twice")
-        found[key] = value
-    return found
 
 
 def as_numbers(value: Any) -> npt.NDArray[np.float64] | None:

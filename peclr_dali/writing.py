@@ -90,7 +90,7 @@ def remove_leftovers(files: Iterable[Path]) -> None:
 
 def refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
     """Raise a `UserError` if `out` is one of the files that a command reads, under this or another name."""
-    if is_among(out, inputs):
+    if any(out.exists() and file.exists() and out.samefile(file) for file in inputs):
         raise UserError(f"{out} is an input of this command and is not overwritten: name another file")
 
 
@@ -101,11 +101,6 @@ def refuse_existing(outputs: Iterable[Path]) -> None:
             raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
         if not file.parent.is_dir():
             raise UserError(f"{file.parent}: no such folder. Make it first.")
-
-
-def is_among(file: Path, others: Iterable[Path]) -> bool:
-    """Whether a file is one of the others, under the same name or another; False if it does not exist."""
-    return any(file.exists() and other.exists() and file.samefile(other) for other in others)
 
 
 def _beside(target: Path) -> Path:

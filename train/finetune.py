@@ -25,7 +25,6 @@ from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.pose.pictures import save_curves, save_predictions
 from peclr_dali.train.pose.pose_step import PoseStep, PoseStepResult
 from peclr_dali.train.pose.validation import Validation, best_of, load_validation, validate
-from peclr_dali.train.runs.checkpoint import not_written
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.steps.training_state import compiled
 from peclr_dali.train.trainer import Task, Trainer
@@ -78,11 +77,6 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         self.best: dict[str, Any] = {}
         self._train_mode()
 
-    @property
-    def held_out(self) -> str:
-        """The validation images in words, see `Task.held_out`."""
-        return "none" if self._validation is None else self._validation.index.in_words()
-
     def build_network(self, encoder: EncoderConfig) -> PoseNetwork:
         """The encoder, which may be frozen, and the head."""
         start = start_pose_network(encoder, self.config.pose, self.config.geometry.side_px)
@@ -115,7 +109,6 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
         """Log sizes, where pixels are made, starting weights and the number of held-out images."""
-        encoder, frozen = self.config.encoder, self.config.train.frozen
         log.info(
             "%d labelled images, %s held out for validation, %d steps per epoch, %s on %s, %s encoder %s, %s",
             len(index),
@@ -123,12 +116,10 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             steps_per_epoch,
             loader.settings.described,
             self.world.device,
-            "frozen" if frozen else "trained",
+            "frozen" if self.config.train.frozen else "trained",
             self._start,
             self.precision,
         )
-        if frozen and encoder.weights == "random":
-            log.warning("the encoder stays random (train.frozen = true): --from RUN gives it weights")
 
     def draw(self, folder: RunFolder) -> None:
         """Draw the losses and the validations."""
@@ -137,18 +128,14 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     @property
     def validation_due(self) -> bool:
-        """Whether the network is validated after this step."""
+        """Whether to validate: every `validation.every_epochs` epochs, and after the last step."""
         done = self.steps_done
         return self._validation is not None and (done == self.total_steps or done % self._validate_every == 0)
 
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
-        """Measure on held-out images every `validation.every_epochs` epochs, and after the last step.
-
-        The best network so far is kept in a separate checkpoint, with a picture.
-        """
+        """Measure on held-out images. The best network so far is kept in a separate checkpoint, with a picture."""
         validation = self._validation
-        if validation is None or not self.validation_due:
-            return None
+        assert validation is not None  # else none is due
         figures, poses = validate(self.network, validation, self.config, self.world)
         self._train_mode()
         row = {"step": self.steps_done, **figures, **self._constants}
@@ -163,11 +150,8 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             "config": to_dict(self.config), "validation": self.best, "network": self.network.state_dict(),
             "depth": self._depth,
         }  # fmt: skip
-        try:
-            folder.best.save(self.steps_done, saved)
-            save_predictions(folder.predictions_picture, poses, validation.labels)
-        except OSError as error:
-            raise not_written(f"{folder.best.folder} cannot be written to", error) from error
+        folder.best.save(self.steps_done, saved)
+        save_predictions(folder.predictions_picture, poses, validation.labels)
 
     def _train_mode(self) -> None:
         """Set train mode, also after a validation; a frozen encoder stays in eval mode."""
@@ -186,9 +170,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         then removes that network, since its steps are repeated.
         """
         super().load_state_dict(saved)
-        self._depth = saved.get("depth", True)
-        if saved["best"] and not all(isinstance(saved["best"].get(key), float) for key in ("pa_epe_cm", "epe_cm")):
-            raise TypeError(f"the best validation is {saved['best']!r}")
+        self._depth = saved["depth"]
         kept = RunFolder(Path(self.config.run.out), keep=self.config.run.keep).best
         self.best = saved["best"] if saved["best"] and kept.path_of(saved["best"]["step"]).exists() else {}
 

@@ -109,29 +109,21 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     def figures(self, result: StepResult) -> dict[str, float]:
         """The health of the embeddings, and the parts of the loss."""
-        of_loss, of_all = self.config.loss.parts(result.embeddings), health(result.embeddings)._asdict()
-        if same := of_loss.keys() & of_all.keys():
-            raise ValueError(f"parts of the loss {self.config.loss.title!r} are named as other figures: {sorted(same)}")
-        figures = of_all | of_loss
+        figures = health(result.embeddings)._asdict() | self.config.loss.parts(result.embeddings)
         read = torch.stack([figure.double() for figure in figures.values()]).tolist()  # waits for the device once
         return dict(zip(figures, read, strict=True))
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
         """Log sizes, where pixels are made and optimiser, and the sources' rows of a batch if there are several."""
-        whole = int((index.box_px[:, 2] == 0).sum())
         log.info(
-            "%d images%s, %d steps per epoch, %s on %s, %s, %s",
+            "%d images, %d steps per epoch, %s on %s, %s, %s",
             len(index),
-            f", {'all' if whole == len(index) else whole} used whole, without a box" if whole else "",
             steps_per_epoch,
             loader.settings.described,
             self.world.device,
             describe(self.optimizer),
             self.precision,
         )
-        train = self.config.train
-        if train.cuda_graph and self._graph is None and self.world.device.type == "cuda":
-            log.warning("train.cuda_graph has no effect with train.sync_batch_norm on several ranks")
         if index.sources:
             rows = rows_per_batch([source.weight for source in index.sources], self.config.train.batch)
             parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]
@@ -150,15 +142,14 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     @property
     def validation_due(self) -> bool:
-        """Whether the encoder is probed after this step."""
+        """Whether to probe the encoder: after the first step, every so many epochs, and after the last step."""
         done, on = self.steps_done, self.config.probe.every_epochs > 0
         return on and (done in (1, self.total_steps) or done % self._probe_every == 0)
 
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
-        """Probe the encoder after the first step, every so many epochs, and after the last step."""
-        if not self.validation_due or self._probe is None:
-            return None
-        return {"step": self.steps_done, **self._probe.figures(self.network, self.autocast_dtype)}
+        """Probe the encoder."""
+        probe = self._probe
+        return None if probe is None else {"step": self.steps_done, **probe.figures(self.network, self.autocast_dtype)}
 
     def state_dict(self) -> dict[str, Any]:
         """The state, with the number of ranks that share the statistics of batch norm."""

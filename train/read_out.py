@@ -20,7 +20,7 @@ from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.distributed.world import World, described_world
 from peclr_dali.train.pose.inference import canonical_loader, inference
 from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
-from peclr_dali.train.probe.ridge import Ridge, fit_ridge
+from peclr_dali.train.probe.ridge import fit_ridge
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.train.trainer import set_threads
@@ -56,7 +56,7 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         raise UserError(
             f"a read-out is fitted by one process, and torchrun started {world.world_size}: leave torchrun out"
         )
-    with folder.lock(config, resume):
+    with folder.lock():
         if folder.check(config, resume) is not None:
             log.info("%s holds the fitted head already", folder.root)
             return folder
@@ -71,7 +71,10 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         known = targets.isfinite().all(dim=1)
         if not known.any():
             raise UserError(f"{index.root} ({index.name}): no image has all its labels: use another source")
-        _set_head(network, fit_ridge(features[known], targets[known], ALPHA))
+        weight, bias = fit_ridge(features[known], targets[known], ALPHA)
+        with torch.no_grad():
+            cast(nn.Linear, network.head).weight.copy_(weight)
+            cast(nn.Linear, network.head).bias.copy_(bias)
         saved = {"config": to_dict(config), "network": network.state_dict(), "depth": labels.in_metres}
         folder.checkpoints.save(1, saved)
         log.info("%s: head fitted to %d of %d images", folder.root, int(known.sum()), len(index))
@@ -102,12 +105,3 @@ def _features_and_targets(
             features.append(network.features(view.image).double().cpu()[kept])
             progress(min(len(features) * _CHUNK, len(index)), len(index))
     return torch.cat(features), torch.cat(targets)
-
-
-def _set_head(network: PoseNetwork, ridge: Ridge) -> None:
-    """Make the linear head compute what the ridge regression does."""
-    head = cast(nn.Linear, network.head)
-    weight = (ridge.coefficients / ridge.deviation[:, None]).mT  # (3 K, D)
-    with torch.no_grad():
-        head.weight.copy_(weight)
-        head.bias.copy_(ridge.intercept - weight @ ridge.mean)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from peclr_dali.errors import UserError
+from peclr_dali.errors.terminal import in_one_line
 from peclr_dali.machine.cores import available_cores, warn_of_threads
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
@@ -23,19 +25,17 @@ from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.config.tables import FREE_BETWEEN_RANKS, first_difference, first_different_key, flatten, to_dict
+from peclr_dali.train.config.tables import FREE_BETWEEN_RANKS, first_different_key, flatten, to_dict
 from peclr_dali.train.distributed.all_ranks import on_all_ranks, on_main, require_same, steps_of_all_ranks
 from peclr_dali.train.distributed.interrupt import Interrupted, StopSignals
 from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpoint import BackgroundWriter, load_checkpoint
 from peclr_dali.train.runs.folder import Resume, RunFolder
-from peclr_dali.train.runs.log import warned_once
-from peclr_dali.train.runs.meter import Meter
+from peclr_dali.train.runs.meter import Meter, profiled
 from peclr_dali.train.runs.pictures import save_views
-from peclr_dali.train.runs.profiler import profiled
 from peclr_dali.train.steps.optim import describe
-from peclr_dali.train.steps.training_state import N, R, TrainingState
+from peclr_dali.train.steps.training_state import N, R, Result, TrainingState
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,6 @@ class Task(TrainingState[N, R]):
     views: ClassVar[int]
     config: Any
 
-    @property
-    def held_out(self) -> str:
-        """The images that are held out for validation, in words: alike on two hosts with the same images."""
-        return "none"
-
     @abstractmethod
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
         """Log data, device and settings; called on rank 0."""
@@ -67,12 +62,13 @@ class Task(TrainingState[N, R]):
         """Draw the run's curves; called in another thread after each checkpoint."""
 
     @property
+    @abstractmethod
     def validation_due(self) -> bool:
-        """Whether `validate` measures something after this step."""
-        return False
+        """Whether to call `validate` after this step."""
 
+    @abstractmethod
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
-        """Validate, if due after this step. Returns the row for validation.jsonl, the same on all ranks, or None."""
+        """Validate; returns the row for validation.jsonl, the same on all ranks, or None if there are no images."""
 
 
 class Trainer:
@@ -104,46 +100,46 @@ class Trainer:
         """
         with joined(self.world, self.config.run.rank_timeout_s), ExitStack() as held:
             _require_same_configuration(self.world, self.config)
-            on_main(self.world, lambda: held.enter_context(self.folder.lock(self.config, self.resume)))
-            self._run()
+            on_main(self.world, lambda: held.enter_context(self.folder.lock()))
+            checkpoint = self.world.gather_objects(
+                on_main(self.world, lambda: self.folder.check(self.config, self.resume))
+            )[0]
+            held.callback(gc.unfreeze)
+            self._run(checkpoint)
         return self.folder
 
-    def _run(self) -> None:
+    def _run(self, checkpoint: Path | None) -> None:
         config, world, folder = self.config, self.world, self.folder
         set_threads(config.train.threads, world)
         torch.manual_seed(config.run.seed)
 
-        with warned_once(world):
-            index = on_all_ranks(world, lambda: load_index(config.data))
-        if world.world_size > 1:
-            require_same(world, "data", index.in_words(), "Make data.root alike on all hosts")
+        # The images, in the order of their epochs.
+        index = on_all_ranks(world, lambda: load_index(config.data))
+        require_same(world, "data", index.in_words(), "Make data.root alike on all hosts")
         epoch_steps = on_all_ranks(world, lambda: steps_per_epoch(index, config.train.batch, "train.batch"))
         order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
-        checkpoint = world.gather_objects(on_main(world, lambda: folder.check(config, self.resume)))[0]
-        with warned_once(world):
-            task = on_all_ranks(
-                world, lambda: self.build_task(config, world, epoch_steps, index, fresh=checkpoint is None)
-            )
-        if world.world_size > 1:
-            require_same(world, "data to validate on", task.held_out, "Make data.root alike on all hosts")
+        # The network and its optimiser, new or from the checkpoint.
+        build_task = partial(self.build_task, config, world, epoch_steps, index, fresh=checkpoint is None)
+        task = on_all_ranks(world, build_task)
         remedy = 'Install NVIDIA apex on every host or on none, or set optim.backend = "torch"'
         require_same(world, "optimisers", describe(task.optimizer), remedy)
         require_same(world, "precisions", task.precision, "Set train.precision to one that all hosts have")
         bad_files = BadFiles(index, config.data, folder.quarantine_file, world)
         if checkpoint is not None:
             on_all_ranks(world, lambda: self._restore(task, bad_files, checkpoint, index.counts))
-            config = self.config
         if task.steps_done >= task.total_steps:
             log.info("%s has finished its %d steps already", folder.root, task.total_steps)
             return
         # Not before: a run that could not start must leave no files.
-        on_main(world, lambda: folder.claim(config, task.steps_done))
+        on_main(world, lambda: folder.claim(self.config, task.steps_done))
+        on_main(world, bad_files.write)  # rows written after the checkpoint belong to steps that are repeated
 
+        # This rank's share of every batch that is left.
         mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
         schedule = Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps)
-        build = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
-        loader = on_all_ranks(world, partial(build, views=task.views, processes_here=world.local_world_size))
+        build_loader = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
+        loader = on_all_ranks(world, partial(build_loader, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
             task.log_start(index, loader, epoch_steps)
         self._take_steps(task, bad_files, index, loader)
@@ -155,90 +151,91 @@ class Trainer:
             images: number of images of each source. They must be the same as before, since the order depends on them.
 
         Raises:
-            UserError: the file cannot be read, or belongs to another run, dataset or model.
+            UserError: the file cannot be read, or belongs to another dataset or model.
         """
         saved = load_checkpoint(path)
-        difference = first_difference(saved["config"], self.config)
-        if difference is not None:
-            raise UserError(f"{path} is of another run: {difference}. Put a checkpoint of this run there.")
-        for key in (*task.state_dict(), "bad_files", "images"):
-            if key not in saved:
-                raise UserError(f"{path} cannot be resumed: it has no {key}. Use another one of this run.")
-        if saved["images"] != images:
-            before, now = (" + ".join(map(str, counts)) for counts in (saved["images"], images))
+        if saved.get("images") != images:
             raise UserError(
-                f"{path} is of a run on {before} images, and there are {now} now: restore the data, or "
-                f"start a new run with --set run.out=..."
+                f"{path} is of a run on {saved.get('images')} images, and there are {images} now: restore the data, "
+                f"or start a new run with --set run.out=..."
             )
         try:
             task.load_state_dict(saved)
             bad_files.load_state_dict(saved["bad_files"])
-        except (UserError, MemoryError):
-            raise
-        except Exception as error:  # torch checks little, and raises many kinds of errors
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            reason = f"{type(error).__name__}: {in_one_line(error)}"
             raise UserError(f"{path} does not fit this configuration's network and optimiser: {reason}") from error
         weights = saved["config"]["encoder"]["weights"]
         task.config = self.config = replace(self.config, encoder=replace(self.config.encoder, weights=weights))
         log.info("resuming after step %d from %s", task.steps_done, path)
-        backend = describe(task.optimizer)
-        if saved.get("backend", backend) != backend:  # checkpoints of earlier versions do not say
+        if saved["backend"] != (backend := describe(task.optimizer)):
             log.info("the checkpoint was made with %s; from here on the optimiser is %s", saved["backend"], backend)
 
     def _take_steps(self, task: Task[Any, Any], bad_files: BadFiles, index: Index, loader: Loader) -> None:
         """The loop: load, compute, log, save, and stop when the ranks agree."""
         config, world, folder = self.config, self.world, self.folder
-        on_main(world, bad_files.write)  # rows written after the checkpoint belong to steps that are repeated
+        gc.freeze()  # the collector skips the objects that exist now, which stay until the end of the run
+        about = {"config": to_dict(config), "images": index.counts, "backend": describe(task.optimizer)}
         with (
-            _frozen_garbage_collector(),
             before_the_loader(world.device),
             loader,
             StopSignals() as stop,
             BackgroundWriter(folder.checkpoints, lambda: task.draw(folder)) as writer,
-            Meter(config, folder, task, world, writer=writer, title=task.title) as meter,
+            Meter(config, folder, task, world, writer, task.title) as meter,
             profiled(folder, config.run.profile_steps if world.is_main else 0, world.device) as step_done,
         ):
-            for batch in steps_of_all_ranks(world, stop, meter.check, meter.timed(loader)):
+            for batch in steps_of_all_ranks(world, stop, writer.check, meter.timed(loader)):
                 if world.is_main and task.steps_done == 0:
-                    with meter.writing():
-                        save_views(folder.views_picture, batch, index)
+                    save_views(folder.views_picture, batch, index)
 
                 with _memory_advice():
                     result = task.step(batch.to(world.device))
+                bad_files.count(batch)
 
                 done = task.steps_done
                 last = done == task.total_steps
-                log_now = last or done % config.run.log_every == 0
                 stopping = stop.agreed or (world.world_size == 1 and stop.signal_number != 0)
+                log_now = last or done % config.run.log_every == 0
                 save_now = last or stopping or done % config.run.checkpoint_every == 0
                 if log_now or save_now or task.validation_due:
                     # Names a missing rank. What reads the GPU below would wait for it without this time limit.
                     world.barrier()
                 if log_now or save_now:
-                    on_all_ranks(world, partial(meter.require_finite_loss, result))
+                    on_all_ranks(world, partial(self._require_finite_loss, result, done, meter.lr))
+                    bad_files.sum_ranks(loader.quarantine.reasons)
+                too_many = (log_now or save_now) and bad_files.too_many
                 meter.after_step(batch, result, log_now=log_now)
                 if task.validation_due and world.device.type == "cuda":
                     # Else the pause would begin before the GPU has finished the steps, and they would seem shorter.
                     torch.cuda.current_stream(world.device).synchronize()
                 with meter.paused():
                     step_done()
-                    meter.validated(task.validate(folder))
-                with meter.writing():
-                    bad_files.count(batch, loader.quarantine.reasons, agree=log_now or save_now)
-                if save_now or bad_files.too_many:
-                    on_all_ranks(world, meter.require_finite_weights)
+                    if task.validation_due:
+                        meter.validated(task.validate(folder))
+                if save_now or too_many:
+                    on_all_ranks(world, partial(self._require_finite_weights, task))
                     if world.is_main:
-                        about = {
-                            "config": to_dict(config), "images": index.counts, "backend": describe(task.optimizer),
-                        }  # fmt: skip
                         writer.save(done, {**about, **task.state_dict(), "bad_files": bad_files.state_dict()})
-                if bad_files.too_many:
+                if last or stopping or too_many:
                     on_all_ranks(world, writer.finish)
                     on_all_ranks(world, partial(bad_files.require_few, done))
                 if stopping and not last:
-                    on_all_ranks(world, writer.finish)
                     raise Interrupted(stop.signal_number, done, folder.root)
-            on_all_ranks(world, writer.finish)
+
+    def _require_finite_loss(self, result: Result, step: int, lr: float) -> None:
+        if not math.isfinite(loss := result.loss.item()):  # the same on all ranks
+            raise self._diverged(f"the loss is {loss}", step, lr)
+
+    def _require_finite_weights(self, task: Task[Any, Any]) -> None:
+        """Weights that are not finite are never saved."""
+        if not task.weights_are_finite():
+            raise self._diverged("the weights are not finite", task.steps_done, task.lr)
+
+    def _diverged(self, what: str, step: int, lr: float) -> UserError:
+        return UserError(
+            f"{what} at step {step}, learning rate {lr:.3g}; the last good checkpoint is "
+            f"{self.folder.checkpoints.latest() or 'none'}. Lower optim.lr or raise optim.warmup_epochs"
+        )
 
 
 def _require_same_configuration(world: World, config: object) -> None:
@@ -262,16 +259,6 @@ def _memory_advice() -> Iterator[None]:
             "less memory too."
         )
         raise
-
-
-@contextmanager
-def _frozen_garbage_collector() -> Iterator[None]:
-    """The garbage collector skips the objects that exist now, which stay until the end of the run."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @contextmanager

@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 from peclr_dali.bench.options import output_options, rounds_options
-from peclr_dali.train.commands.options import IntegerRange, config_options, pretraining_config
+from peclr_dali.train.commands.options import config_options, pretraining_config
 
 
 @click.command("bench-loader")
 @config_options
-@click.option("--batch", default=256, show_default=True, type=IntegerRange(1, 65536), help="Images in a batch.")
+@click.option("--batch", default=256, show_default=True, type=click.IntRange(1, 65536), help="Images in a batch.")
 @rounds_options(7)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other loaders too.")
 @click.option("--large", is_flag=True, help="Measure on 1280 x 720 frames, made from the configured images of hands.")
@@ -29,7 +29,7 @@ def bench_loader(
     large: bool,
     tell: Callable[..., None],
 ) -> None:
-    """Measure our loader, its parts and other loaders on the same cores, and tell what limits our loader.
+    """Measure our loader, its parts and other loaders.
 
     \b
       python cli.py make-data .data/hands
@@ -37,7 +37,8 @@ def bench_loader(
       python cli.py bench-loader --record bench/results/loader.jsonl
       taskset -c 0-3 python cli.py bench-loader --large
 
-    On a GPU it measures the peers that decode there too. A peer that cannot run here is left out, and a line says why.
+    All have the same cores. On a GPU it measures the peers that decode there too. A peer that cannot run here is left
+    out, and a line says why.
     """
     config = pretraining_config(files, overrides)
     from peclr_dali.bench.loaders.frames import large_frames

@@ -76,7 +76,7 @@ def pretrained(study: Study, name: str, seed: int) -> Row:
     config, keys = study.pretraining(name, seed)
     pretrain(config, "auto")
     row: Row = {"kind": "pretrain", "seed": seed, "arm": name, "set": keys}
-    if probes := RunFolder(Path(config.run.out), keep=1).read_probes():
+    if probes := RunFolder(Path(config.run.out), keep=1).read_validations():
         row["probe_step"] = [probe["step"] for probe in probes]
         row["probe_epe_px"] = [probe["epe_px_of_224"] for probe in probes]
         row["probe_constant_epe_px"] = probes[-1].get("constant_epe_px_of_224")

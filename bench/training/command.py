@@ -22,7 +22,9 @@ def bench_train(
     seconds: float,
     tell: Callable[..., None],
 ) -> None:
-    """Measure the training step on batches in memory and with the loader: does training wait for data?
+    """Measure the training step alone and with the loader.
+
+    Does training wait for data?
 
     \b
       python cli.py bench-train -c configs/demo.toml

@@ -30,8 +30,8 @@ from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pose.sample_errors import errors_of
-from peclr_dali.train.pose.validation import Validation, best_of, validate
-from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
+from peclr_dali.train.pose.validation import Validation, validate
+from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint
 from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.weights.export import export_network
 from peclr_dali.train.weights.starting_weights import start_pose_network
@@ -102,24 +102,6 @@ def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterru
     assert poses.samples.tolist() == list(range(4))  # in batches of three, the last one's surplus dropped
 
 
-def test_a_checkpoint_from_before_skeletons_is_that_of_a_hand(
-    hands: Path, uninterrupted: RunFolder, tmp_path: Path
-) -> None:
-    """It does not say which skeleton it is of; it is read, and resumed."""
-    root = shutil.copytree(uninterrupted.root, tmp_path / "old")
-    for path in (*root.glob("checkpoints/*.pt"), *root.glob("best/*.pt")):
-        step, saved = int(path.stem.split("_")[1]), load_checkpoint(path)
-        del saved["config"]["pose"]["skeleton"]
-        write_checkpoint(path, step, {key: value for key, value in saved.items() if key != "step"})
-    (root / "checkpoints" / f"step_{tiny_hands.STEPS:09d}.pt").unlink()
-    config_file = root / "config.toml"
-    config_file.write_text(config_file.read_text().replace('skeleton = "hand"\n', ""))
-    run = load_pose_run(root)
-    assert (run.depth, run.config.pose.skeleton) == (True, "hand")
-    finetune(config_of(hands, root), "auto")
-    assert_same_bits(weights_of(root), weights_of(uninterrupted.root))
-
-
 def test_a_label_of_one_point_is_left_out_of_validation(hands: Path, uninterrupted: RunFolder) -> None:
     run = load_pose_run(uninterrupted.root)
     index = load_index(config_of(hands, uninterrupted.root, "data.split=val").data)
@@ -130,18 +112,6 @@ def test_a_label_of_one_point_is_left_out_of_validation(hands: Path, uninterrupt
     for name, table in errors_of(poses, validation.labels).tables().items():
         assert np.isnan(table[2]).all()
         np.testing.assert_array_equal(np.delete(table, 2, axis=0), np.delete(before[name], 2, axis=0))
-
-
-def test_a_run_continues_if_no_held_out_hand_can_be_measured(hands: Path, tmp_path: Path) -> None:
-    root = shutil.copytree(hands, tmp_path / "hands")
-    pose = load_index(config_of(hands, tmp_path, "data.split=val").data).path(0).stem
-    labels = json.loads((root / "training_xyz.json").read_text())
-    labels[int(pose) % 12] = [labels[int(pose) % 12][0]] * 21
-    (root / "training_xyz.json").write_text(json.dumps(labels))
-    folder = finetune(config_of(root, tmp_path / "run", "train.epochs=1"))
-    (row,) = folder.read_validations()
-    assert all(np.isnan(row[name]) for name in ("pa_epe_cm", "epe_cm", "epe_px"))
-    assert folder.predictions_picture.exists()
 
 
 def test_a_network_whose_weights_are_not_finite_is_never_the_best(
@@ -194,34 +164,6 @@ def test_a_resumed_run_still_names_the_weights_that_it_began_with(hands: Path, t
         assert load_checkpoint(path)["config"]["encoder"]["weights"] == str(start)
 
 
-def test_a_new_start_keeps_the_best_network_of_a_run_whose_checkpoints_are_gone(
-    hands: Path, uninterrupted: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = RunFolder(shutil.copytree(uninterrupted.root, tmp_path / "run"), keep=3)
-    shutil.rmtree(folder.checkpoints.folder)
-    best = folder.best.latest()
-    assert best is not None
-    network = best.read_bytes()
-    finetune(config_of(hands, folder.root), "auto")
-    assert "holds a run without a checkpoint: starting anew" in caplog.text
-    assert best.with_suffix(".earlier").read_bytes() == network
-    assert folder.read_validations() == uninterrupted.read_validations()
-
-
-def test_any_figure_is_better_than_none(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors_cm = iter([np.nan, 5.0, np.nan])
-
-    def unsure(*arguments: Any) -> tuple[dict[str, float], Poses]:
-        figures, poses = validate(*arguments)
-        return {**figures, "pa_epe_cm": next(errors_cm)}, poses
-
-    monkeypatch.setattr("peclr_dali.train.finetune.validate", unsure)
-    folder = finetune(config_of(hands, tmp_path / "run"))
-    assert load_pose_run(folder.root).step == 10
-    assert best_of(folder.read_validations())["step"] == 10
-    assert best_of([{"step": 5, "pa_epe_cm": np.nan}, {"step": 10, "pa_epe_cm": np.nan}])["step"] == 5
-
-
 def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
     hands: Path, uninterrupted: RunFolder, tmp_path: Path
 ) -> None:
@@ -270,16 +212,6 @@ def test_a_frozen_encoder_keeps_every_bit(features: str, hands: Path, tmp_path: 
     saved = torch.load(Checkpoints(out / "checkpoints", keep=3).paths()[0], weights_only=True)["network"]
     assert not torch.equal(saved["head.0.weight"], weights["head.0.weight"])
     assert weights["refinement.zroot_ref.1.num_batches_tracked"] == tiny_hands.STEPS
-
-
-def test_features_in_cells_are_of_frozen_encoders(hands: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"pose\.features = 'layer2' is for a frozen encoder: set train\.frozen = true"):
-        config_of(hands, tmp_path / "out", "pose.features=layer2")
-
-
-def test_a_frozen_random_encoder_is_warned_of(hands: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    finetune(config_of(hands, tmp_path / "out", "train.frozen=true", "pose.head=mlp", "train.epochs=1"))
-    assert "the encoder stays random (train.frozen = true): --from RUN gives it weights" in caplog.messages
 
 
 @pytest.mark.usefixtures("full")

@@ -19,7 +19,7 @@ import pytest
 from peclr_dali.synthetic import make_dataset
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.runs.json_lines import read_undamaged_rows
+from peclr_dali.train.runs.folder import read_rows
 from tests.command_line import as_options
 from tests.conftest import Record
 from tests.train import tiny_run
@@ -231,7 +231,7 @@ def test_the_demo_trains_on_two_nodes_by_the_commands_of_the_docs(hosts: dict[st
         host.start(tmp_path / f"{host.name}.log", (here if host.name == "a" else second(here)) + fewer)
     for host in hosts.values():
         wait_for(f"the end on {host.name}", finished(host), hosts)
-    assert [row["step"] for row in read_undamaged_rows(tmp_path / "out" / "metrics.jsonl")] == list(range(1, steps + 1))
+    assert [row["step"] for row in read_rows(tmp_path / "out" / "metrics.jsonl")] == list(range(1, steps + 1))
     assert "Traceback" not in hosts["a"].log.read_text() + hosts["b"].log.read_text()
 
 

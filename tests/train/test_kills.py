@@ -36,14 +36,12 @@ def start(
     return ranks.start_ranks(world_size, pretrain, settings, log=out.with_suffix(".log"))
 
 
-def kill_at_random(
-    folder: Path, pretrain: Pretrain, *, kills: int, epochs: int, positive: str = "self"
-) -> dict[str, object]:
+def kill_at_random(folder: Path, pretrain: Pretrain, *, kills: int, epochs: int) -> dict[str, object]:
     """What was killed when, and how far the run ended from an undisturbed one."""
-    steps, pairs = 4 * epochs, f"data.positive={positive}"
+    steps = 4 * epochs
     images, whole, killed = folder / "images", folder / "whole", folder / "killed"
     tiny_run.write_images(images)
-    undisturbed_run = start(pretrain, images, whole, epochs, 1, pairs, "run.checkpoint_every=1000")
+    undisturbed_run = start(pretrain, images, whole, epochs, 1, "run.checkpoint_every=1000")
     ranks.finish(undisturbed_run, whole.with_suffix(".log"), timeout_s=900)
     seed = int.from_bytes(os.urandom(4))
     chance = random.Random(seed)
@@ -51,7 +49,7 @@ def kill_at_random(
     world_sizes, writing = [], 0
     for number in range(kills):
         world_size = chance.randint(1, 4)
-        processes = start(pretrain, images, killed, epochs, world_size, pairs)
+        processes = start(pretrain, images, killed, epochs, world_size)
         # From wherever it goes on, so that kills spread over the run however fast the machine is.
         target, extra_s = (number + 1) * steps // (kills + 4), chance.random() * 0.3
         victim = chance.choice([None, *range(world_size)])
@@ -75,7 +73,7 @@ def kill_at_random(
                 process.join(300)
             assert not any(process.is_alive() for process in processes), said
         writing += any((killed / "checkpoints").glob("*.part"))  # half of one is left
-    last = start(pretrain, images, killed, epochs, chance.randint(1, 4), pairs)
+    last = start(pretrain, images, killed, epochs, chance.randint(1, 4))
     ranks.finish(last, killed.with_suffix(".log"), timeout_s=900)
 
     assert [row["step"] for row in tiny_run.rows_of(killed)] == list(range(1, steps + 1)), said
@@ -105,9 +103,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("positive", ["self", pytest.param("time", marks=pytest.mark.slow)])
-def test_killed_twice(folder: Path, positive: str) -> None:
-    kill_at_random(folder, ranks.pretrain_slowly, kills=2, epochs=1, positive=positive)
+def test_killed_twice(folder: Path) -> None:
+    kill_at_random(folder, ranks.pretrain_slowly, kills=2, epochs=1)
 
 
 @pytest.mark.slow  # five minutes: 21 starts

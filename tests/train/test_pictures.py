@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
-from peclr_dali.train.runs.pictures import log_axis, save_figure
+from peclr_dali.train.runs.pictures import log_axis
 
 
 @pytest.mark.parametrize("values", [[36, 41], [0.9, 2.2], [3, 40], [9, 1000], [3, 4000]])
@@ -27,15 +25,3 @@ def test_ticks_of_a_logarithmic_axis_are_plain_numbers(values: list[float]) -> N
         assert label.get_text().replace(".", "").isdecimal()
     boxes = sorted((label.get_window_extent() for label in shown), key=lambda box: float(box.y0))
     assert all(below.y1 < above.y0 for below, above in itertools.pairwise(boxes))
-
-
-def test_a_kill_while_a_figure_is_drawn_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = Figure.savefig
-
-    def drawn(figure: Figure, *arguments: Any, **options: Any) -> None:
-        draw(figure, *arguments, **options)
-        assert list(tmp_path.iterdir()) == []
-
-    monkeypatch.setattr(Figure, "savefig", drawn)
-    save_figure(tmp_path / "loss.png", Figure(figsize=(1, 1)), dpi=10)
-    assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]

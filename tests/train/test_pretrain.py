@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
@@ -165,14 +162,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(world_size: int, images: Path, 
     assert "Traceback" not in output
 
 
-def test_a_run_is_not_resumed_on_other_data(uninterrupted: Path, tmp_path: Path) -> None:
-    more = tmp_path / "more"
-    tiny_run.write_images(more, count=51)
-    shutil.copytree(uninterrupted, tmp_path / "run")
-    output = run(more, tmp_path / "run", code=2)
-    assert "is of a run on 50 images, and there are 51 now" in output
-
-
 def test_the_newest_whole_checkpoint_is_found(images: Path, uninterrupted: Path, tmp_path: Path) -> None:
     """The two newest are torn; rank 0 says so, on any number of ranks."""
     out = tmp_path / "torn"
@@ -213,8 +202,7 @@ def test_a_full_disk_stops_all_ranks_and_the_run_goes_on_when_there_is_room(
     output = ranks.finish(processes, out.with_suffix(".log"), code=2)
     lines = [line for line in output.splitlines() if "error" in line]
     assert len(lines) == 1
-    assert lines[0].startswith("error: the checkpoint of step")
-    assert "No space left on device" in lines[0]
+    assert "step_000000006.pt cannot be written: No space left on device" in lines[0]
     assert "Traceback" not in output
     left = sorted(path.name for path in (out / "checkpoints").iterdir())
     assert left == ["step_000000003.pt"]
@@ -233,57 +221,3 @@ def _full_after_the_first_checkpoint(settings: list[str], out: str) -> None:
 
     Path.open = open_  # type: ignore[method-assign]
     ranks.pretrain(settings)
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "samples-rank1.jsonl"])
-def test_a_disk_that_is_full_for_a_log_stops_all_ranks_in_one_line(name: str, images: Path, tmp_path: Path) -> None:
-    out = tmp_path / "full"
-    settings = tiny_run.settings(images, out, "run.checkpoint_every=1")
-    log = out.with_suffix(".log")
-    output = ranks.finish(ranks.start_ranks(2, _full_for, settings, str(out / name), log=log), log, code=2)
-    (line,) = (line for line in output.splitlines() if "error" in line)
-    assert line.startswith(f"rank 1 on {platform.node()}: error: the logs" if "rank1" in name else "error: the logs")
-    assert f"of run.out = {out} cannot be written: No space left on device; the newest checkpoint is" in line
-    assert "Traceback" not in output
-
-
-def _full_for(settings: list[str], file: str) -> None:
-    real_open = Path.open
-
-    def open_(self: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-        full = str(self) == file and mode == "a"
-        return real_open(Path("/dev/full") if full else self, mode, *arguments, **options)
-
-    Path.open = open_  # type: ignore[method-assign]
-    ranks.pretrain(settings)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: needs root")
-def test_a_read_only_run_folder_is_one_line(images: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    out, log = tmp_path / "read_only", tmp_path / "log"
-    shutil.copytree(uninterrupted, out)
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    (out / "checkpoints" / "step_000000012.pt").unlink()
-    (process,) = ranks.start_ranks(1, _read_only, tiny_run.settings(images, out), str(out), log=log)
-    process.join(300)
-    printed = log.read_text()
-    if process.exitcode == MAY_NOT_MOUNT:
-        pytest.skip(f"may not mount: {printed}")
-    assert process.exitcode == 2, printed
-    assert printed.splitlines()[-1] == f"error: run.out = {out} cannot be written to: Read-only file system"
-    assert "Traceback" not in printed
-    assert all(path.stat().st_mtime_ns == moment for path, moment in before.items() if path.is_file())
-
-
-MAY_NOT_MOUNT = 77
-
-
-def _read_only(settings: list[str], out: str) -> None:
-    """In a mount namespace of its own, which ends with the process."""
-    mounts = ("--make-rprivate /", f"--bind {out} {out}", f"-o remount,bind,ro {out}")
-    if ctypes.CDLL(None).unshare(_CLONE_NEWNS) or any(subprocess.run(["mount", *m.split()]).returncode for m in mounts):
-        sys.exit(MAY_NOT_MOUNT)
-    ranks.pretrain(settings)
-
-
-_CLONE_NEWNS = 0x00020000

@@ -33,8 +33,10 @@ def finetuning(tmp_path: Path) -> RunFolder:
     return finetune(tiny_hands.config_of(tmp_path / "hands", tmp_path / "run"))
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize(("run", "state"), [(pretraining, Pretraining), (finetuning, Finetuning)])
+@pytest.mark.parametrize(
+    ("run", "state", "by"),
+    [(pretraining, Pretraining, signal.SIGHUP), (finetuning, Finetuning, signal.SIGTERM)],
+)
 def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
     run: Callable[[Path], RunFolder],
     state: type[TrainingState[Any, Any]],

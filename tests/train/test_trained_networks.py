@@ -140,7 +140,7 @@ def test_the_demo_shows_what_pretraining_gives(tmp_path: Path, record: Record) -
     record("networks", network="make demo", measured_on="80 hands", minutes=round(minutes, 2), **figures)
     assert "“pre-trained” is better than “from scratch”: " in (clone / "runs" / "report.html").read_text()
     assert difference["high"] < 0
-    first, *_, last = RunFolder(clone / "runs" / "demo", keep=1).read_probes()
+    first, *_, last = RunFolder(clone / "runs" / "demo", keep=1).read_validations()
     assert last["epe_px_of_224"] < first["epe_px_of_224"] - 2
     assert figures["epe_px"] < 0.75 * figures["mean_keypoints_epe_px"]
     drawn = errors(

@@ -13,7 +13,6 @@ import click
 
 from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import as_size
-from peclr_dali.train.commands import options
 from peclr_dali.train.commands.options import (
     COUNT,
     FILE,
@@ -40,9 +39,10 @@ from peclr_dali.train.commands.options import (
 )
 @click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
 def make_data(out: Path, poses: int, **options: Any) -> None:
-    """Render images of hands in FreiHAND's layout to OUT, as data for trying the other commands.
+    """Render hands in FreiHAND's layout, as data for a first try.
 
-    If OUT holds this dataset already, nothing is done. If the rendering was interrupted, it is continued.
+    They are written to OUT. If it holds this dataset already, nothing is done. If the rendering was interrupted, it is
+    continued.
     """
     from peclr_dali.synthetic import make_dataset
     from peclr_dali.train.runs.log import progress_bar
@@ -57,7 +57,10 @@ def make_data(out: Path, poses: int, **options: Any) -> None:
 @click.argument("out", type=FILE)
 @click.option("--samples", default=24, show_default=True, type=COUNT, help="Number of images, each in two views.")
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
-    """Draw the views that a configuration makes, with the keypoints transformed by their matrices, to OUT (a .png)."""
+    """Draw the views that a configuration makes.
+
+    They are written to OUT (a .png). Keypoints are transformed by the views' matrices.
+    """
     config = pretraining_config(files, overrides)
     from peclr_dali.pipelines.config import refuse_among_images
     from peclr_dali.train.data.preview import preview
@@ -74,7 +77,9 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
 @config_options
 @click.argument("out", type=FILE)
 def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> None:
-    """Decode every image of a configuration's data once, and list those that cannot be used in OUT (a .jsonl).
+    """List the images of a configuration that cannot be used.
+
+    Every image is decoded once; OUT is a .jsonl.
 
     \b
       python cli.py check-data --set data.root=/data/freihand bad.jsonl
@@ -111,22 +116,20 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
 @click.command()
 @config_options
 @click.argument("out", type=PATH)
-@click.option(
-    "--per-tar", default=8192, show_default=True, type=options.IntegerRange(1, 10**9), help="Images per tar file."
-)
+@click.option("--per-tar", default=8192, show_default=True, type=click.IntRange(1, 10**9), help="Images per tar file.")
 @click.option("--workers", default=None, type=WORKERS, help="Threads that read.  [default: one per core]")
 @click.option("--index", "index_only", is_flag=True, help="Write only the index of the tar files that OUT holds.")
 def pack(
     files: Sequence[Path], overrides: Sequence[str], out: Path, per_tar: int, workers: int | None, index_only: bool
 ) -> None:
-    """Pack the images of a configuration's data into tar files in OUT, with an index beside them.
+    """Pack the images of a configuration into tar files.
 
     \b
       python cli.py pack --set data.root=/data/freihand /data/freihand_shards
       python cli.py pretrain --set data.source=shards --set data.root=/data/freihand_shards
       python cli.py pack --index /data/webdataset
 
-    OUT must be new or empty, and is there only when it is complete. With --index, OUT holds tar files of another
+    OUT is a folder that is new or empty, and is there only when it is complete. With --index, OUT holds tar files of another
     program, such as webdataset's; they stay as they are.
     """
     if re.match(r"\w+:/", str(out)):

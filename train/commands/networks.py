@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
+from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands.options import COUNT, FILE, PATH, FiniteRange, IntegerRange, config_options, say
+from peclr_dali.train.commands.options import COUNT, FILE, PATH, config_options, say
 
 
 @click.command()
@@ -33,15 +35,9 @@ from peclr_dali.train.commands.options import COUNT, FILE, PATH, FiniteRange, In
 @click.option("--proper-rotation", is_flag=True, help="Align by rotations only; FreiHAND's script allows reflections.")
 @click.option("--worst", default=24, show_default=True, type=COUNT, help="Number of poses in worst.png.")
 def evaluate(
-    run: Path,
-    files: Sequence[Path],
-    overrides: Sequence[str],
-    data: str | None,
-    crop: Any,
-    submission: bool,
-    **options: Any,
+    run: Path, files: Sequence[Path], overrides: Sequence[str], data: str | None, submission: bool, **options: Any
 ) -> None:
-    """Measure a fine-tuned RUN (its folder, or a checkpoint) on labelled images of hands or bodies.
+    """Measure a fine-tuned RUN on labelled images.
 
     \b
       python cli.py evaluate runs/finetune
@@ -49,11 +45,11 @@ def evaluate(
       python cli.py evaluate runs/finetune --compare runs/from_scratch
       python cli.py evaluate runs/finetune --data /data/freihand --freihand-submission
 
-    The metrics are EPE, AUC, PA-EPE, PA-AUC and 2D EPE; without depths in the labels, only 2D EPE. It measures on the
-    images that the run held out, or on all images of a part that is not split (data.part=evaluation). -c and --set
-    change the run's configuration. The results are metrics.json, poses.csv with a row per pose, pck.png and worst.png.
-    Intervals are bootstrapped over images and do not include the variation between training runs. --freihand-submission
-    measures the evaluation part in two passes.
+    RUN is a folder or a checkpoint. The metrics are EPE, AUC, PA-EPE, PA-AUC and 2D EPE; without depths in the labels,
+    only 2D EPE. It measures on the images that the run held out, or on all images of a part that is not split
+    (data.part=evaluation). -c and --set change the run's configuration. The results are metrics.json, poses.csv with a
+    row per pose, pck.png and worst.png. Intervals are bootstrapped over images and do not include the variation between
+    training runs. --freihand-submission measures the evaluation part in two passes.
     """
     from rich.console import Console
 
@@ -63,29 +59,19 @@ def evaluate(
 
     configure_logging()
     settings = [f"data.root={as_toml(data)}"] if data is not None else []
+    crop = options.pop("crop")
     if submission:
         if any(override.startswith("data.part=") for override in overrides):
             raise UserError("--freihand-submission takes data.part = 'evaluation': leave --set data.part=... out")
         settings += ["data.part=evaluation", "data.split=all", "data.box=center"]
         crop = crop or "two-pass"
+    settings += overrides
     with progress_bar("poses") as progress:
-        settings += overrides
-        crop = crop or "boxes"
-        done = measure(run, files, settings, crop=crop, submission=submission, progress=progress, **options)
+        done = measure(run, files, settings, crop=crop or "boxes", submission=submission, progress=progress, **options)
     for table in done.tables:
         Console().print(table)
     for file in done.files:
         say(f"{file}")
-
-
-class NumberOrNone(click.ParamType[int]):
-    """A number of things, or the word "none", which is 0."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """See `click.ParamType`."""
-        return 0 if value == "none" else int(IntegerRange(1, 10**9).convert(value, param, ctx))
 
 
 @click.command()
@@ -103,36 +89,32 @@ class NumberOrNone(click.ParamType[int]):
 @click.option(
     "--scale-m",
     default=None,
-    type=FiniteRange(0, 1, min_open=True),
+    type=click.FloatRange(0, 1, min_open=True),
     help="Length of the reference bone in metres; the pose is then in metres. A hand's reference bone is the first "
     "phalanx of the middle finger.",
 )
 @click.option(
     "--pictures",
+    "drawings",
     default=None,
-    type=NumberOrNone(),
-    metavar="N|none",
-    help="Draw the first N predictions, or none of them.  [default: all]",
+    type=click.IntRange(0, LARGEST_COUNT),
+    metavar="N",
+    help="Draw the first N predictions.  [default: all]",
 )
 def predict(
-    run: Path,
-    images: Sequence[str],
-    out: Path,
-    box: str | None,
-    intrinsics: Path | None,
-    scale_m: float | None,
-    pictures: int | None,
+    run: Path, images: Sequence[str], out: Path, box: str | None, scale_m: float | None, **options: Any
 ) -> None:
-    """Predict the pose in each IMAGE (files and folders) with the fine-tuned RUN; draw it and write predictions.json.
+    """Predict the pose in each IMAGE with a fine-tuned RUN.
 
     \b
       python cli.py predict networks/hand_photos_rn18.safetensors hand.jpg
       python cli.py predict runs/finetune_rn50 photo.jpg --box 420,310,760,640 --intrinsics camera.json --scale-m 0.03
       python cli.py predict runs/finetune_rn50 photos/ --box boxes.csv
 
-    Without --box the network sees the whole picture; tools/find_boxes.py finds the boxes of hands. Pictures that cannot
-    be read are left out and listed at the end. The exit code is 2 only if no picture can be read. `report --predictions
-    OUT` shows all on one page, with hands of the same shape beside each other.
+    IMAGE is a file or a folder. The poses are written to predictions.json and drawn. Without --box the network sees the
+    whole picture; tools/find_boxes.py finds the boxes of hands. Pictures that cannot be read are left out and listed at
+    the end. The exit code is 2 only if no picture can be read. `report --predictions OUT` shows all on one page, with
+    hands of the same shape beside each other.
     """
     from peclr_dali.train.pose.predict import predict as run_prediction
     from peclr_dali.train.pose.predictions import FILE
@@ -143,45 +125,31 @@ def predict(
     box_px = _box_px(box) if box is not None and boxes is None else None
     with progress_bar("predicting") as progress:
         done = run_prediction(
-            run,
-            images,
-            out,
-            box_px=box_px,
-            boxes=boxes,
-            intrinsics=intrinsics,
-            scale_m=scale_m,
-            drawings=pictures,
-            progress=progress,
+            run, images, out, box_px=box_px, boxes=boxes, scale_m=scale_m, progress=progress, **options
         )
-    drawn = sum(one.drawing is not None for one in done.predictions)
-    say(f"{out / FILE}: {len(done.predictions)} poses, {drawn} of them drawn beside it")
+    say(f"{out / FILE}: {len(done.predictions)} poses")
     if box is None:
-        one = done.skeleton.name
-        say(f"each whole picture was taken as the surroundings of a {one}: right if the {one} fills about half of it")
-        say("or more. Nothing here detects hands: else give --box x0,y0,x1,y1, or a file of boxes")
+        say("each whole picture was taken as the surroundings of a hand: give --box if it fills less than half of it")
     if done.predictions[0].joints is None:
         say("the poses have only 2D keypoints: the network was trained without depths")
     elif scale_m is None:
         say(f"poses are scale-normalised: {done.skeleton.reference_bone_words} has length 1. --scale-m gives metres")
-    if intrinsics is None and done.predictions[0].joints is not None:
+    if options["intrinsics"] is None and done.predictions[0].joints is not None:
         say("the focal length is assumed to be the picture's longer side: set the true camera with --intrinsics")
     for line in done.unreadable:
         say(f"left out: {line}", err=True)
-    on_page = shlex.join([*([str(run)] if run.is_dir() else []), "--predictions", str(out)])
-    say(f"all on one page: python cli.py report {on_page}")
+    say(f"all on one page: python cli.py report --predictions {shlex.quote(str(out))}")
 
 
 def _box_px(text: str) -> tuple[float, float, float, float]:
-    try:
-        x0, y0, x1, y1 = (FiniteRange(-1e6, 1e6)(edge) for edge in text.split(","))
-        if not (x0 < x1 and y0 < y1):
-            raise ValueError
-    except (ValueError, click.BadParameter):
-        raise UserError(
-            f"--box {text}: expected x0,y0,x1,y1 in pixels with x0 < x1 and y0 < y1, such as 40,30,180,170, or a .csv "
-            "or .json file"
-        ) from None
-    return x0, y0, x1, y1
+    with suppress(ValueError):
+        x0, y0, x1, y1 = map(float, text.split(","))
+        if -1e6 <= x0 < x1 <= 1e6 and -1e6 <= y0 < y1 <= 1e6:
+            return x0, y0, x1, y1
+    raise UserError(
+        f"--box {text}: expected x0,y0,x1,y1 in pixels with x0 < x1 and y0 < y1, such as 40,30,180,170, or a .csv or "
+        ".json file"
+    )
 
 
 @click.command()
@@ -190,7 +158,7 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
 @click.option("--predictions", default=None, type=PATH, help="Folder with results of predict.")
 @click.option("--title", default=None, help="Title of the page.")
 def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str | None) -> None:
-    """Write one page about RUNs, the folders of pre-training and fine-tuning. The page contains its pictures.
+    """Write one page about RUNs, with their pictures.
 
     \b
       python cli.py evaluate runs/finetune --compare runs/from_scratch
@@ -198,9 +166,10 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
       python cli.py report runs/peclr_rn50 runs/finetune runs/from_scratch --predictions predictions
       python cli.py report --predictions predictions
 
-    It shows losses, results of evaluate, views, predictions and the worst poses, as far as the folders have them;
-    without a RUN, predictions alone. For the first pre-training run it also computes the nearest neighbours of a few
-    images, before and after pre-training; this needs the run's checkpoint and images.
+    A RUN is a folder of pre-training or fine-tuning. The page shows losses, results of evaluate, views, predictions and
+    the worst poses, as far as the folders have them; without a RUN, predictions alone. For the first pre-training run
+    it also computes the nearest neighbours of a few images, before and after pre-training; this needs the run's
+    checkpoint and images.
     """
     from peclr_dali.train.report.write import write_report
 
@@ -212,7 +181,7 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
 @click.argument("source", type=PATH)
 @click.argument("out", type=FILE)
 def convert(source: Path, out: Path) -> None:
-    """Convert weights of PeCLR's authors in SOURCE to this project's format.
+    """Convert weights of PeCLR's authors to this project's format.
 
     \b
       python cli.py convert peclr_rn50_yt3dh_fh.pth encoder.safetensors
@@ -240,7 +209,7 @@ def convert(source: Path, out: Path) -> None:
 )
 @click.option("--half", is_flag=True, help="Write OUT in half precision, a file of half the size.")
 def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None, half: bool) -> None:
-    """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT, for torchvision or timm.
+    """Write a trained encoder for torchvision or timm, or as ONNX.
 
     \b
       python cli.py export runs/peclr_rn50 encoder.pth
@@ -248,23 +217,22 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
       python cli.py export runs/finetune --onnx pose.onnx
       python cli.py export runs/finetune --pose hand.safetensors
 
-    OUT ends in .safetensors or .pth; `torchvision.models.resnet50().load_state_dict(..., strict=False)` loads it: only
-    `fc` is missing. For an encoder of timm, the printed line has the call that loads it. --onnx writes a fine-tuned
-    network with its head, and compares onnxruntime's results with torch's. The checkpoint is the newest in a
-    pre-training run's folder, the best on validation (best/) in a fine-tuning run's.
+    SOURCE is a run's folder or a checkpoint. OUT ends in .safetensors or .pth;
+    `torchvision.models.resnet50().load_state_dict(..., strict=False)` loads it: only `fc` is missing. For an encoder of
+    timm, the printed line has the call that loads it. --onnx writes a fine-tuned network with its head, and compares
+    onnxruntime's results with torch's. The checkpoint is the newest in a pre-training run's folder, the best on
+    validation (best/) in a fine-tuning run's.
     """
     from peclr_dali.train.weights.export import export_encoder, export_network, export_onnx
 
-    if out is None and onnx is None and pose is None:
+    files = [file for file in (out, onnx, pose) if file is not None]
+    if not files or (half and out is None):
         raise UserError(
-            "export needs a file to write: OUT for the encoder, or --onnx OUT.onnx or --pose OUT.safetensors for the "
-            "pose network"
+            "export needs a file to write: OUT for the encoder (--half is for it alone), or --onnx OUT.onnx or --pose "
+            "OUT.safetensors for the pose network"
         )
-    if half and out is None:
-        raise UserError("--half is for the encoder, and no OUT is given: name a file, or leave --half out")
-    names = [file.resolve() for file in (out, onnx, pose) if file is not None]
-    if len(set(names)) < len(names):
-        raise UserError(f"{names[-1]}: is named for two files, and the second would replace the first: name another")
+    if len({file.resolve() for file in files}) < len(files):
+        raise UserError(f"{files[-1]}: is named for two files, and the second would replace the first: name another")
     if out is not None:
         say(f"{out}: {export_encoder(source, out, half=half)}")
     if onnx is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,48 +20,24 @@ if TYPE_CHECKING:
 CALL = {"peclr-dali": "peclr-dali", "__main__.py": "python -m peclr_dali"}.get(Path(sys.argv[0]).name, "python cli.py")
 """How this program was called."""
 
-_LONGEST_PATH = 4096
-"""Linux's PATH_MAX, in bytes."""
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class IntegerRange(click.IntRange):
-    """An integer within bounds. In the help it is called an integer, not an "integer range"."""
-
-    name = "integer"
-
-
-class FiniteRange(click.FloatRange):
-    """A number within bounds. Unlike click's own type, it refuses NaN."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, if it is within the bounds."""
-        number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
-        return number
-
-
 class PathOfUser(click.Path):
-    """A path as the user gave it. Refused are an empty one, one longer than any system takes, and ~ or $NAME."""
+    """A path as the user gave it. Refused are an empty one, and ~ or $NAME."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path, if it is usable."""
         if not os.fspath(value).strip():
             self.fail("the path is empty; is a variable not set?", param, ctx)
-        if len(os.fsencode(value)) > _LONGEST_PATH:
-            self.fail(f"a path of {len(os.fsencode(value))} bytes; expected at most {_LONGEST_PATH}.", param, ctx)
         if is_left_to_shell(os.fsdecode(value)):
             self.fail(f"{os.fsdecode(value)}: ~ and $NAME are not replaced here; write the path out.", param, ctx)
         return super().convert(value, param, ctx)
 
 
-COUNT = IntegerRange(1, LARGEST_COUNT)
-SEED = IntegerRange(0, LARGEST_SEED)
-WORKERS = IntegerRange(1, 1024)
+COUNT = click.IntRange(1, LARGEST_COUNT)
+SEED = click.IntRange(0, LARGEST_SEED)
+WORKERS = click.IntRange(1, 1024)
 PATH = PathOfUser(path_type=Path)
 FILE = PathOfUser(path_type=Path, dir_okay=False)
 FOLDER = PathOfUser(path_type=Path, file_okay=False)

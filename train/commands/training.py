@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from peclr_dali.train.runs.folder import Resume, RunFolder
 
 C = TypeVar("C", bound="Config | FinetuneConfig")
+
+start_option = click.option("--from", "start", metavar="RUN", help="Take this run, checkpoint or file of weights.")
 
 
 @click.command()
@@ -54,12 +55,10 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
 
 @click.command()
 @config_options
-@click.option(
-    "--from", "start", default=None, metavar="RUN", help="Start from this run, checkpoint or file of weights."
-)
+@start_option
 @run_options
 def finetune(start: str | None, out: str | None, resume: Resume, **options: Any) -> None:
-    """Fine-tune an encoder on labelled images: 3D poses of hands, or 2D keypoints of bodies (data.source = "coco").
+    """Fine-tune an encoder to poses on labelled images of hands.
 
     \b
       python cli.py finetune -c configs/finetune_demo.toml --from runs/demo --out runs/from_demo
@@ -85,27 +84,25 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
         validations = folder.read_validations()
         if validations:
             best = best_of(validations)
-            in_3d = f"PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, "
-            if math.isnan(best["pa_epe_cm"]) and not math.isnan(best["epe_px"]):
-                in_3d = ""
-            say(f"held out: {in_3d}2D {best['epe_px']:.1f} px at step {best['step']}, {folder.best.folder}")
+            errors = f"PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, 2D EPE {best['epe_px']:.1f} px"
+            say(f"held out: {errors} at step {best['step']}, {folder.best.folder}")
             say(f"its predictions:   {folder.predictions_picture}")
         say(f"how the loss fell: {folder.loss_picture}")
 
 
 @click.command()
 @config_options
-@click.option("--from", "start", default=None, metavar="RUN", help="Read out this run, checkpoint or file of weights.")
+@start_option
 @run_options
 def probe(start: str | None, out: str | None, resume: Resume, **options: Any) -> None:
-    """Fit a linear head to a frozen encoder in closed form, to see how well poses can be read from its features.
+    """Measure how well poses can be read from a frozen encoder.
 
     \b
       python cli.py probe -c configs/finetune_demo.toml --from runs/demo --out runs/probe_demo
       python cli.py evaluate runs/probe_demo
 
-    The configuration is fine-tuning's; keys of training and augmentation have no effect. It takes one pass over the
-    images. The folder is one of a fine-tuning run, for evaluate and predict.
+    A linear head is fitted in closed form. The configuration is fine-tuning's; keys of training and augmentation have
+    no effect. It takes one pass over the images. The folder is one of a fine-tuning run, for evaluate and predict.
     """
     from peclr_dali.train.config.finetuning import FinetuneConfig
 
@@ -154,12 +151,5 @@ def _resolve(
 
 
 def _show_loss(folder: RunFolder) -> None:
-    rows = folder.read_metrics()
-    if not rows:  # of a run that has finished before, whose rows are gone
-        say(f"loss: not in {folder.metrics_file}, which has no undamaged row")
-        return
-    first, *others = rows
-    if others:
-        say(f"loss {first['loss']:.3f} -> {others[-1]['loss']:.3f} in {others[-1]['step']} steps")
-    else:
-        say(f"loss {first['loss']:.3f} at step {first['step']}")
+    if rows := folder.read_metrics():  # there are none of a run that has finished before and whose rows are gone
+        say(f"loss {rows[0]['loss']:.3f} -> {rows[-1]['loss']:.3f} in {rows[-1]['step']} steps")

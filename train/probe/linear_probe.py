@@ -104,8 +104,8 @@ class Probe:
         figures = dict.fromkeys(("epe_px_of_224", "pa_epe_cm"), math.nan) | self._constants
         features = self._features(network, autocast_dtype)
         if features.isfinite().all():
-            ridge = fit_ridge(features[self._fitted], self._targets[self._fitted], self._alpha)
-            read, true = ridge(features[self._measured]), self._targets[self._measured]
+            weight, bias = fit_ridge(features[self._fitted], self._targets[self._fitted], self._alpha)
+            read, true = features[self._measured] @ weight.mT + bias, self._targets[self._measured]
             figures["epe_px_of_224"] = 224 * float((self._in_2d(read) - self._in_2d(true)).norm(dim=2).mean())
             if self._in_3d:
                 poses_m = [self._in_3d_m(table, self._measured).numpy() for table in (read, true)]
@@ -155,14 +155,10 @@ def build_probe(index: Index, config: Config, world: World) -> Probe | None:
     rows, fitted = probed_rows(index, config)
     probe = Probe(index, rows, fitted, config, world) if len(rows) > 0 else None
     if probe is None or not probe.usable:
-        complete = np.isfinite(PoseLabels.of(index).keypoints_px).all(axis=(1, 2))
-        groups, every = len(np.unique(index.groups[complete])), config.probe.every_epochs
         log.info(
-            "no probe: %s (%s) has %d images; %d of them, in %d groups, have all keypoints, and %d are chosen at "
-            "probe.every_epochs = %g. Expected about %d images, and %d chosen ones of several groups, since a group, "
-            "such as the images of one pose, stays together",
-            *(index.root, index.name, len(index), complete.sum(), groups, len(rows), every),
-            *(math.ceil(_NEEDED / min(1, _SHARE * every)), _NEEDED),
+            "no probe: %d of the %d images of %s are chosen at probe.every_epochs = %g; expected about %d with all "
+            "keypoints, in several groups, since a group, such as the images of one pose, stays together",
+            *(len(rows), len(index), index.root, config.probe.every_epochs, _NEEDED),
         )
         return None
     return probe

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 
-class Ridge(NamedTuple):
-    """A linear map that was fitted to features (N, D) and targets (N, T).
-
-    Attributes:
-        mean: (D,) mean of the features.
-        deviation: (D,) standard deviation of the features (divisor N); 1 where a feature is constant.
-        coefficients: (D, T) coefficients of the standardised features.
-        intercept: (T,) mean of the targets.
-    """
-
-    mean: Tensor
-    deviation: Tensor
-    coefficients: Tensor
-    intercept: Tensor
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """Predict T targets from D features: (M, D) -> (M, T)."""
-        return (features - self.mean) / self.deviation @ self.coefficients + self.intercept
-
-
-def fit_ridge(features: Tensor, targets: Tensor, alpha: float) -> Ridge:
+def fit_ridge(features: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """Minimise |targets - X W - b|^2 + alpha |W|^2, where X are the standardised features; b is not penalised.
 
     scikit-learn's StandardScaler and Ridge(alpha) give the same map.
@@ -37,6 +15,9 @@ def fit_ridge(features: Tensor, targets: Tensor, alpha: float) -> Ridge:
         features: (N, D) float64.
         targets: (N, T) float64.
         alpha: positive, so that there is one solution for any N > 0.
+
+    Returns:
+        Weight (T, D) and bias (T,) of the map of features as they are, as in `torch.nn.Linear`.
     """
     mean, deviation = features.mean(0), features.std(0, correction=0)
     # The rounding of the mean leaves a constant feature a tiny deviation.
@@ -45,4 +26,5 @@ def fit_ridge(features: Tensor, targets: Tensor, alpha: float) -> Ridge:
     gram = standardised.mT @ standardised
     gram.diagonal().add_(alpha)
     coefficients = torch.linalg.solve(gram, standardised.mT @ (targets - intercept))
-    return Ridge(mean, deviation, coefficients, intercept)
+    weight = (coefficients / deviation[:, None]).mT
+    return weight, intercept - weight @ mean

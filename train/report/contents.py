@@ -86,9 +86,8 @@ def read_run(root: Path) -> Run:
     if isinstance(config, FinetuneConfig):
         starts = {"random": "from scratch", "imagenet": "from ImageNet"}
         name, curves = starts.get(config.encoder.weights, "pre-trained"), ["keypoints_px", "depth"]
-        validations = folder.read_validations()
     else:
-        name, curves, validations = root.name, ["positive_rank"], folder.read_probes()
+        name, curves = root.name, ["positive_rank"]
     rows = [row for row in folder.read_metrics() if all(type(row.get(key)) in (int, float) for key in curves)]
     if not rows:
         raise UserError(
@@ -99,7 +98,7 @@ def read_run(root: Path) -> Run:
     loss = tables.get("loss", {})
     loss_name = str(loss.get("name", "nt_xent")) if isinstance(loss, dict) else ""
     results = read_json(evaluation) if evaluation.exists() else None
-    return Run(folder, name, config, loss_name, rows, validations, results)
+    return Run(folder, name, config, loss_name, rows, folder.read_validations(), results)
 
 
 def read_runs(roots: Sequence[Path]) -> list[Run]:

@@ -31,36 +31,31 @@ class BadFiles:
         self._names = [source.name for source in index.sources] or [index.name]
         self._limits = [source.max_bad_share for source in each_source(data)]
         self._ends = np.cumsum(index.counts)
-        self._used = np.zeros(len(index.counts), np.int64)  # counts of this rank since the last sum
-        self._met: Counter[int] = Counter()
-        self.load_state_dict({"used": [0] * len(self._used), "met": {}})
+        self._used = np.zeros(len(self._ends), np.int64)  # of this rank, since the last sum, from each source
+        self._met: Counter[int] = Counter()  # the same: how often each bad row was met
+        self._total_used = np.zeros_like(self._used)
+        self._total_met: dict[int, tuple[str, int]] = {}  # row -> reason, times
 
     def state_dict(self) -> dict[str, Any]:
         """The counts of all ranks up to the last sum."""
-        return {"used": [*self._total_used], "met": {row: [*met] for row, met in self._total_met.items()}}
+        return {"used": self._total_used.tolist(), "met": dict(self._total_met)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue the counts of a checkpoint; TypeError if these are no counts."""
-        self._total_used: list[int] = [*saved["used"]]
-        self._total_met: dict[int, tuple[str, int]] = {row: tuple(met) for row, met in saved["met"].items()}
-        for row, (reason, times) in self._total_met.items():
-            if not (isinstance(row, int) and isinstance(reason, str) and isinstance(times, int)):
-                raise TypeError(f"bad file {row!r}: {reason!r}, {times!r}")
-        self._shares = self._sum_shares()
+        """Continue the counts of a checkpoint."""
+        self._total_used = np.array(saved["used"], np.int64)
+        self._total_met = dict(saved["met"])
 
-    def count(self, batch: Batch, reasons: Mapping[int, str], *, agree: bool) -> None:
-        """Count a batch of this rank. With `agree`, which must be the same on all ranks, sum over ranks.
-
-        `reasons` has the reason of each of this rank's bad files.
-        """
+    def count(self, batch: Batch) -> None:
+        """Count a batch of this rank."""
         self._used += np.bincount(self._source(batch.images.numpy()), minlength=len(self._ends))
         self._met.update(batch.bad.tolist())
-        if not agree:
-            return
-        mine = self._used.tolist(), {row: (reasons[row], times) for row, times in self._met.items()}
+
+    def sum_ranks(self, reasons: Mapping[int, str]) -> None:
+        """Sum the counts of all ranks; call it on all. `reasons` has the reason of each of this rank's bad files."""
+        mine = self._used.copy(), {row: (reasons[row], times) for row, times in self._met.items()}
         everybody = self._world.gather_objects(mine)
         for used, met in everybody:
-            self._total_used = [before + more for before, more in zip(self._total_used, used, strict=True)]
+            self._total_used = self._total_used + used
             for row, (reason, times) in met.items():
                 before, so_far = self._total_met.get(row, (reason, 0))
                 self._total_met[row] = before, so_far + times
@@ -68,16 +63,15 @@ class BadFiles:
             self.write()
         self._used[:] = 0
         self._met.clear()
-        self._shares = self._sum_shares()
 
     @property
     def too_many(self) -> bool:
         """Whether a limit was exceeded at the last sum; the same on all ranks."""
-        return any(share > limit for share, limit in zip(self._shares, self._limits, strict=True))
+        return any(share > limit for share, limit in zip(self._shares(), self._limits, strict=True))
 
     def require_few(self, step: int) -> None:
         """Raise a `UserError`, on all ranks after the same step, if a limit is exceeded."""
-        for number, (share, limit) in enumerate(zip(self._shares, self._limits, strict=True)):
+        for number, (share, limit) in enumerate(zip(self._shares(), self._limits, strict=True)):
             if share > limit:
                 of = "" if len(self._limits) == 1 else f"{number}."
                 raise UserError(
@@ -92,27 +86,27 @@ class BadFiles:
         """Write the file, if there are bad files or an earlier file."""
         if self._total_met or self._file.exists():
             met = sorted(self._total_met.items(), key=lambda item: (-item[1][1], item[0]))
-            rows = (
+            rows = [
                 {"path": str(self._index.path(row)), "reason": reason, "met": times} for row, (reason, times) in met
-            )
+            ]
             write_text(self._file, "".join(f"{json.dumps(row)}\n" for row in rows))
 
     def _source(self, rows: IntArray) -> IntArray:
         """Number of the source of each row."""
         return np.searchsorted(self._ends, rows, side="right")
 
-    def _sum_shares(self) -> list[float]:
+    def _shares(self) -> list[float]:
         """Share of bad files among the files drawn from each source."""
-        times = np.array([times for _, times in self._total_met.values()], np.int64)
         rows = np.array(list(self._total_met), np.int64)
+        times = np.array([times for _, times in self._total_met.values()], np.int64)
         bad = np.bincount(self._source(rows), weights=times, minlength=len(self._ends))
-        return [some / max(1, some + good) for some, good in zip(bad.tolist(), self._total_used, strict=True)]
+        shares: list[float] = (bad / np.maximum(1, bad + self._total_used)).tolist()
+        return shares
 
     def _summary(self, source: int) -> str:
         """The most frequent reasons, with an example for each, and the number of bad files."""
-        rows = np.array(sorted(self._total_met), np.int64)
-        here: list[int] = rows[self._source(rows) == source].tolist()
+        here = [row for row in sorted(self._total_met) if self._source(np.array(row)) == source]
         files = Counter(self._total_met[row][0] for row in here)
         example = {self._total_met[row][0]: self._index.path(row) for row in reversed(here)}
         shown = [f"{count} x {reason} ({example[reason]})" for reason, count in files.most_common(3)]
-        return f"{'; '.join([*shown, *(['...'] if len(files) > 3 else [])])}. {len(here)} in all"
+        return f"{'; '.join(shown)}. {len(here)} in all"

@@ -29,11 +29,6 @@ log = logging.getLogger(__name__)
 FORMAT = 2
 METADATA_KEY = "peclr_checkpoint"
 """In a network's .safetensors file: all of the checkpoint but the tensors, as JSON."""
-_PARTS: dict[str, type] = {
-    "step": int, "config": dict, "network": dict, "optimizer": dict, "scheduler": dict, "scaler": dict,
-    "bad_files": dict, "images": list, "best": dict, "norm_ranks": int, "backend": str,
-}  # fmt: skip
-_NEEDED = ("step", "config", "network")
 CHECKPOINTS = "checkpoints"
 """Folder of a run for the newest checkpoints."""
 BEST = "best"
@@ -56,6 +51,10 @@ class Checkpoints:
         if not self.folder.is_dir():
             return []
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+
+    def any(self) -> bool:
+        """Whether there is a checkpoint, complete or damaged."""
+        return self.folder.is_dir() and any(path.suffix in (".pt", ".torn") for path in self.folder.iterdir())
 
     def path_of(self, step: int) -> Path:
         """Path of the checkpoint after `step` steps, whether there is one or not."""
@@ -106,12 +105,6 @@ class Checkpoints:
         return path
 
 
-def not_written(what: str, error: OSError, left: str = "") -> UserError:
-    """The `UserError` of a run that cannot write a file: what, why, what is left, and how to continue."""
-    remedy = "Make room or set the folder's rights, then go on with --resume auto"
-    return UserError(f"{what}: {error.strerror or error}{left}. {remedy}")
-
-
 def find_checkpoint(source: Path, expected: str) -> Path:
     """The checkpoint of a source: the file itself, or a run's best on validation, or its newest if never validated.
 
@@ -123,8 +116,6 @@ def find_checkpoint(source: Path, expected: str) -> Path:
         raise UserError(f"{source} does not exist; expected {expected}")
     if source.is_file():
         return source
-    if not source.is_dir():
-        raise UserError(f"{source} is a pipe or a device; expected {expected}")
     path = Checkpoints(source / BEST, keep=1).latest() or Checkpoints(source / CHECKPOINTS, keep=1).latest()
     if path is None:
         raise UserError(f"{source} holds no checkpoint; expected {expected}")
@@ -143,17 +134,16 @@ class BackgroundWriter:
     Only one is written at a time: the next one, and the end of the `with` block, wait for it.
 
     Args:
-        draw: draws the run's curves; called in the thread after each checkpoint. If it fails, one warning says so.
+        draw: draws the run's curves; called in the thread after each checkpoint. If it fails, a warning says so.
 
     Attributes:
         waited_s: seconds that the caller has waited.
     """
 
     def __init__(self, checkpoints: Checkpoints, draw: Callable[[], None] = lambda: None) -> None:
-        self.checkpoints, self._draw, self._drawn = checkpoints, draw, True
+        self._checkpoints, self._draw = checkpoints, draw
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
-        self._step = 0
         self.waited_s = 0.0
 
     def __enter__(self) -> BackgroundWriter:
@@ -167,7 +157,6 @@ class BackgroundWriter:
         start = time.perf_counter()
         if self._written is None or self._written.exception() is None:
             copied, when_copied = snapshot(state)
-            self._step = step
             self._written = self._thread.submit(self._write, step, copied, when_copied)
         self.waited_s += time.perf_counter() - start
 
@@ -178,25 +167,18 @@ class BackgroundWriter:
         self.check()
 
     def check(self) -> None:
-        """Raise a `UserError`, once, if a checkpoint could not be written. Does not wait."""
-        if self._written is None or not self._written.done() or (error := self._written.exception()) is None:
-            return
-        self._written = None
-        if not isinstance(error, OSError):
-            raise error
-        what = f"the checkpoint of step {self._step} cannot be written to {self.checkpoints.folder}"
-        raise not_written(what, error, f"; the newest one there is {self.checkpoints.latest() or 'none'}") from error
+        """Raise the error of a checkpoint that could not be written, once. Does not wait."""
+        if self._written is not None and self._written.done():
+            written, self._written = self._written, None
+            written.result()
 
     def _write(self, step: int, state: Mapping[str, Any], when_copied: Callable[[], None]) -> None:
         when_copied()
-        self.checkpoints.save(step, state)
+        self._checkpoints.save(step, state)
         try:
             self._draw()
         except Exception as error:  # no picture is worth a run
-            if self._drawn:
-                reason = f"{type(error).__name__}: {in_one_line(error)}"
-                log.warning("the curves cannot be drawn after step %d (%s); the run goes on without", step, reason)
-            self._drawn = False
+            log.warning("the curves cannot be drawn after step %d: %s", step, in_one_line(error))
 
 
 def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
@@ -275,12 +257,7 @@ def _load_safetensors(path: Path) -> Any:
         metadata = (file.metadata() or {}).get(METADATA_KEY)
         if metadata is None:
             raise _foreign(path, "it holds tensors without a run's configuration")
-        try:
-            state = parse_json(metadata)
-        except ValueError as error:
-            raise _foreign(path, f"its {METADATA_KEY} is not JSON") from error
-        if not isinstance(state, dict):
-            raise _foreign(path, f"its {METADATA_KEY} is not a JSON object")
+        state = dict(parse_json(metadata))
         network = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     if state.pop("sha256", None) != sha256_of(network):
         raise UserError(f"{path} is damaged: its tensors do not have their checksum. Download it, or export it, again")
@@ -298,22 +275,12 @@ def sha256_of(tensors: Mapping[str, Tensor]) -> str:
 
 def _checked(path: Path, state: Any) -> dict[str, Any]:
     """What a checkpoint's file holds, if that is a checkpoint; else a `UserError`."""
-    if not isinstance(state, dict) or not isinstance(state.get("format"), int):
-        raise _foreign(path, "it has no format")
-    if state["format"] != FORMAT:
-        raise UserError(f"{path} is a checkpoint of format {state['format']}; expected {FORMAT}, this version's")
-    for key, kind in _PARTS.items():
-        if key in state and not isinstance(state[key], kind):
-            raise _foreign(path, f"its {key} is a {type(state[key]).__name__}, not a {kind.__name__}")
-        if key in _NEEDED and key not in state:
-            raise _foreign(path, f"it has no {key}")
-    encoder, geometry = (state["config"].get(table) for table in ("encoder", "geometry"))
-    if not isinstance(encoder, dict) or not isinstance(encoder.get("name"), str):
-        raise _foreign(path, "its configuration names no encoder")
-    if not isinstance(geometry, dict) or not isinstance(geometry.get("side_px"), int):
-        raise _foreign(path, "its configuration has no geometry.side_px, the size of the views")
-    if not all(isinstance(value, Tensor) for value in state["network"].values()):
-        raise _foreign(path, "its network holds other things than tensors")
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise _foreign(path, f"it has no format {FORMAT}")
+    missing = [part for part in ("step", "config", "network") if part not in state]
+    missing += [table for table in ("encoder", "geometry") if not missing and table not in state["config"]]
+    if missing:
+        raise _foreign(path, f"it has no {missing[0]}")
     require_finite(state["network"], str(path))
     return state
 

@@ -1,33 +1,36 @@
-"""The folder of a run: configuration, versions, metrics, pictures and checkpoints."""
+"""The folder of a run: its lock, configuration, versions, metrics, pictures and checkpoints."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 import subprocess
+import time
 import tomllib
-from contextlib import AbstractContextManager
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from filelock import FileLock, Timeout
 
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import regular
 from peclr_dali.shipped import PACKAGE
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.config.tables import first_difference, to_dict, to_toml
+from peclr_dali.train.config.tables import first_difference, to_toml
 from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS, Checkpoints
-from peclr_dali.train.runs.json_lines import cut_rows, read_undamaged_rows
-from peclr_dali.train.runs.lock import LOCK, locked
 from peclr_dali.writing import remove_leftovers, write_text
 
 log = logging.getLogger(__name__)
 
 Resume = Literal["never", "auto"]
+LOCK = "lock"
+"""Name of the locked file. It contains the process, host and start time of the holder."""
 
 
 class RunFolder:
@@ -47,14 +50,38 @@ class RunFolder:
         self.predictions_picture = root / "predictions.png"
         self.profile_file = root / "profile.txt"
 
-    def lock(self, config: object, resume: Resume) -> AbstractContextManager[None]:
-        """The lock that rank 0 holds from before `check` until the run has ended.
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder for this process: rank 0, from before `check` until the run has ended.
 
-        A folder that cannot be used is a `UserError`; nothing is written into it.
+        The kernel releases the lock when the process ends, even if it is killed; a lock file that is left behind locks
+        nothing. Between hosts it works if the shared file system supports locks, as NFS does. A missing folder is made,
+        and removed again if it is still empty at the end.
+
+        Raises:
+            UserError: another process holds the folder.
+            OSError: it cannot be made or written to.
         """
-        if not (self.root / LOCK).exists():
-            self._require_usable(config, resume)
-        return locked(self.root)
+        made = [path for path in (self.root, *self.root.parents) if not path.exists()]
+        self.root.mkdir(parents=True, exist_ok=True)
+        file = self.root / LOCK
+        lock = FileLock(file, blocking=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UserError(
+                f"run.out = {self.root} is in use by {file.read_text().strip() or 'another process'}: wait until it "
+                "has ended or stop it, or name another folder with --set run.out=..."
+            ) from None
+        try:
+            file.write_text(f"process {os.getpid()} on {platform.node()} since {time.strftime('%F %T %Z')}\n")
+            yield
+        finally:
+            file.unlink()  # before the release, or it could be the next holder's file
+            lock.release()
+            with suppress(OSError):  # it is not empty
+                for path in made:
+                    path.rmdir()
 
     def check(self, config: Config | FinetuneConfig, resume: Resume) -> Path | None:
         """The checkpoint to resume from, or None to start.
@@ -62,107 +89,70 @@ class RunFolder:
         Raises:
             UserError: the folder has a run that must not be resumed, or a run of another configuration.
         """
-        self._require_usable(config, resume)
+        if not any(path.name != LOCK for path in self.root.iterdir()):
+            return None
+        elsewhere = "name another folder with --set run.out=..."
+        saved = any(folder.any() for folder in (self.checkpoints, self.best))
+        if not self.config_file.exists() or not (self.versions_file.exists() or saved):
+            raise UserError(f"run.out = {self.root} holds files, but not a run: {elsewhere}")
+        if saved and resume == "never":
+            raise UserError(
+                f"run.out = {self.root} holds a run already: continue it with --resume auto, or {elsewhere}"
+            )
+        if saved:
+            try:
+                difference = first_difference(tomllib.loads(self.config_file.read_text()), config)
+            except ValueError as error:
+                raise UserError(f"{self.config_file} cannot be read: {error}. Restore it, or {elsewhere}") from error
+            if difference is not None:
+                raise UserError(
+                    f"{self.config_file} is of another run: {difference}. Resume with the configuration that it was "
+                    f"started with, or {elsewhere}"
+                )
         remove_leftovers(path for path in vars(self).values() if isinstance(path, Path) and path != self.root)
         found = self.checkpoints.latest_undamaged()
-        if found is None and self._is_used():
+        if found is None:
             log.warning("%s holds a run without a checkpoint: starting anew, its logs are dropped", self.root)
         return found
 
-    def _require_usable(self, config: object, resume: Resume) -> None:
-        if self.root.exists() and not self.root.is_dir():
-            raise UserError(f"run.out = {self.root} is a file; expected a folder, or a path where one can be made")
-        if self.root.is_symlink() and not self.root.exists():
-            raise UserError(f"run.out = {self.root} is a link that leads nowhere: make the folder, or remove the link")
-        if not self._is_used():
-            return
-        if not self.config_file.exists() or not (self.versions_file.exists() or self._has_saved()):
-            raise UserError(
-                f"run.out = {self.root} holds files, but not a run: name another folder with --set run.out=..."
-            )
-        if not self._has_saved():
-            return
-        if resume == "never":
-            raise UserError(
-                f"run.out = {self.root} holds a run already: continue it with --resume auto, or name another folder "
-                f"with --set run.out=..."
-            )
-        self._check_config(config)
-
     def claim(self, config: object, step: int) -> None:
-        """Prepare the folder for a new or resumed run, and remove rows of steps after `step`.
+        """Prepare the folder for a new or resumed run, and remove what was written after `step`.
 
-        An earlier run may have had more ranks, so the files of all ranks are cut. A folder that cannot be written is a
-        `UserError`.
+        These steps are repeated. An earlier run may have had more ranks, so the files of all ranks are cut. A run that
+        starts anew keeps the best network of the earlier one as *.earlier.
         """
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            write_text(self.config_file, to_toml(config))
-            write_text(self.versions_file, json.dumps(versions(), indent=2) + "\n")
-            self._cut(step)
-        except OSError as error:
-            raise UserError(f"run.out = {self.root} cannot be written to: {error.strerror}") from error
-
-    def _check_config(self, config: object) -> None:
-        try:
-            text = regular(self.config_file).read_text()
-            if not text.strip():  # empty because of a full disk; the configuration in the checkpoint is compared later
-                return
-            saved = tomllib.loads(text)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{self.config_file} cannot be read ({error}): expected the configuration of the run to continue. "
-                f"Restore it, or name another folder with --set run.out=..."
-            ) from error
-        now = to_dict(config)
-        if saved.keys() - now.keys() and now.keys() - saved.keys():
-            raise UserError(
-                f"{self.config_file} is of another command's run: it has [{min(saved.keys() - now.keys())}], this one "
-                f"has [{min(now.keys() - saved.keys())}]. Name another folder with --set run.out=..."
-            )
-        difference = first_difference(saved, config)
-        if difference is not None:
-            raise UserError(
-                f"{self.config_file} is of another run: {difference}. Resume with the configuration that it was "
-                f"started with, or name another folder with --set run.out=..."
-            )
-
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """The undamaged rows of metrics.jsonl."""
-        return read_undamaged_rows(self.metrics_file, numbers=("epoch", "loss", "images_per_s", "wait_share"))
-
-    def read_validations(self) -> list[dict[str, Any]]:
-        """The undamaged rows of validation.jsonl that fine-tuning wrote."""
-        return read_undamaged_rows(self.validation_file, numbers=("epe_cm", "pa_epe_cm", "epe_px"))
-
-    def read_probes(self) -> list[dict[str, Any]]:
-        """The undamaged rows of validation.jsonl that the probe of pre-training wrote."""
-        return read_undamaged_rows(self.validation_file, numbers=("pa_epe_cm", "epe_px_of_224"))
-
-    def _is_used(self) -> bool:
-        return self.root.exists() and any(path.name != LOCK for path in self.root.iterdir())
-
-    def _has_saved(self) -> bool:
-        """Whether there is a checkpoint, complete or damaged."""
-        folders = [folder for folder in (self.checkpoints.folder, self.best.folder) if folder.is_dir()]
-        return any(path.suffix in (".pt", ".torn") for folder in folders for path in folder.iterdir())
-
-    def _cut(self, step: int) -> None:
-        """Remove rows and a best checkpoint from after `step`, since these steps are repeated.
-
-        A run that starts anew keeps the best network of the earlier one as *.earlier.
-        """
+        write_text(self.config_file, to_toml(config))
+        write_text(self.versions_file, json.dumps(versions(), indent=2) + "\n")
         for file in (self.metrics_file, self.validation_file, *self.root.glob("samples-rank*.jsonl")):
-            cut_rows(file, step)
-        if step == 0:  # an earlier run saved no checkpoint
-            files = (self.quarantine_file, self.views_picture, self.loss_picture, self.predictions_picture)
-            for file in (*files, self.profile_file):
+            if file.exists():
+                kept = [row for row in read_rows(file) if row["step"] <= step]
+                write_text(file, "".join(f"{json.dumps(row)}\n" for row in kept))
+        if step == 0:
+            pictures = (self.views_picture, self.loss_picture, self.predictions_picture)
+            for file in (*pictures, self.quarantine_file, self.profile_file):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
             if step == 0:
                 path.rename(path.with_suffix(".earlier"))
             elif Checkpoints.step_of(path) > step:
                 path.unlink()
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl."""
+        return read_rows(self.metrics_file)
+
+    def read_validations(self) -> list[dict[str, Any]]:
+        """The rows of validation.jsonl: of fine-tuning's validation, or of pre-training's probe."""
+        return read_rows(self.validation_file)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file, one per logged step; none if there is no file.
+
+    An incomplete last line is left out: it may be half written, or left by a kill.
+    """
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
 def versions() -> dict[str, str]:
@@ -179,15 +169,15 @@ def versions() -> dict[str, str]:
 def _commit() -> str:
     """The checkout's commit, marked if files other than the rows of measurements have changed; or the release."""
     checkout = PACKAGE.parent
+    if not (checkout / ".git").exists():  # installed, perhaps below somebody else's checkout
+        return version("peclr-dali")
 
     def git(*words: str) -> str:
         return subprocess.check_output(["git", *words], cwd=checkout, stderr=subprocess.DEVNULL, text=True, timeout=10)
 
     try:
-        if not (checkout / ".git").exists():  # installed, perhaps below somebody else's checkout
-            return version("peclr-dali")
         commit = git("rev-parse", "--short=12", "HEAD").strip()
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)bench/results")
         return f"{commit}-dirty" if changed else commit
-    except (OSError, subprocess.SubprocessError, PackageNotFoundError):
+    except (OSError, subprocess.SubprocessError):
         return "unknown"

@@ -1,116 +1,48 @@
-"""Measures the training loop and writes the metrics."""
+"""Measures the training loop; writes metrics.jsonl, validation.jsonl, TensorBoard and the progress line."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
-import platform
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
-from peclr_dali.errors import UserError
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch.profiler import ProfilerActivity, profile, schedule
+
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.runs.checkpoint import BackgroundWriter, not_written
+from peclr_dali.train.runs.checkpoint import BackgroundWriter
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.runs.log import RunLog
+from peclr_dali.train.runs.log import console
 from peclr_dali.train.steps.stopwatch import Stopwatch
 from peclr_dali.train.steps.training_state import Result, TrainingState
+from peclr_dali.writing import write_text
 
-log = logging.getLogger(__name__)
-
-_INTERVALS = 3  # in a row, in which a rank must be slow to be reported
-
-
-@dataclass(frozen=True)
-class RankTime:
-    """Time of one rank per step, without waiting for other ranks.
-
-    Attributes:
-        host: its machine.
-        images: its share of the batch; shares may differ by a micro-batch.
-        passes_s: seconds of its forward and backward passes.
-        waited_s: seconds of waiting for its data.
-    """
-
-    host: str
-    images: int
-    passes_s: float
-    waited_s: float
-
-    @property
-    def image_s(self) -> float:
-        """Seconds per image of its share."""
-        return max((self.passes_s + self.waited_s) / self.images, 1e-12)
-
-
-def slowest_rank(ranks: Sequence[RankTime]) -> tuple[int, float]:
-    """The rank with the longest own time per image, and the ratio of this time to the lower median."""
-    times = [time_.image_s for time_ in ranks]
-    rank = max(range(len(times)), key=times.__getitem__)
-    return rank, times[rank] / sorted(times)[(len(times) - 1) // 2]
-
-
-class Straggler:
-    """Reports a rank that slows the others down clearly in several log intervals in a row.
-
-    A single slow interval is not reported.
-    """
-
-    def __init__(self) -> None:
-        self._rank, self._times = -1, 0
-
-    def seen(self, ranks: Sequence[RankTime], step_s: float) -> str | None:
-        """Take the mean times of a log interval: those of each rank, and that of a step.
-
-        Returns a line when the same rank was clearly slower in `_INTERVALS` intervals, and nothing more until it has
-        caught up.
-        """
-        rank, ratio = slowest_rank(ranks)
-        slow = ranks[rank]
-        behind_s = (slow.passes_s + slow.waited_s) * (1 - 1 / ratio)
-        if behind_s <= 0.1 * step_s:
-            self._rank, self._times = -1, 0
-            return None
-        self._rank, self._times = rank, self._times + 1 if rank == self._rank else 1
-        if self._times != _INTERVALS:
-            return None
-        return (
-            f"rank {rank} on {slow.host} slows the others down: {ratio:.1f} x the median time per image; per step "
-            f"{slow.passes_s:.3f} s of computing and {slow.waited_s:.3f} s of waiting for data"
-        )
+AnyConfig: TypeAlias = Config | FinetuneConfig
+State: TypeAlias = TrainingState[Any, Any]
 
 
 class Meter:
-    """Measures the training loop and writes the metrics."""
+    """Measures the training loop. Rank 0 writes the metrics; with `run.log_samples`, each rank writes its samples."""
 
     def __init__(
-        self,
-        config: Config | FinetuneConfig,
-        folder: RunFolder,
-        state: TrainingState[Any, Any],
-        world: World,
-        *,
-        writer: BackgroundWriter,
-        title: str,
+        self, config: AnyConfig, folder: RunFolder, state: State, world: World, writer: BackgroundWriter, title: str
     ) -> None:
-        self._config, self._folder, self._state, self._world = config, folder, state, world
+        self._config, self._state, self._world, self._writer = config, state, world, writer
         file = folder.root / f"samples-rank{world.rank}.jsonl"
         self._samples = file.open("a", buffering=1) if config.run.log_samples else None
-        first, total = state.steps_done, state.total_steps
-        self._log = RunLog(config, folder, title, first_step=first, total_steps=total) if world.is_main else None
-        self._writer, self._saved_s = writer, writer.waited_s
-        self._waiting, self._steps, self._since = Stopwatch(), 0, time.perf_counter()
-        self._straggler = Straggler()
-        self._error: OSError | None = None
-        self._lr, self._loss = state.lr, math.nan
+        self._log = RunLog(config, folder, state, title) if world.is_main else None
+        self._waiting, self._steps, self._since, self._saved_s = Stopwatch(), 0, time.perf_counter(), writer.waited_s
+        self.lr = state.lr
+        """Learning rate of the newest step."""
 
     def __enter__(self) -> Meter:
         return self
@@ -118,25 +50,7 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         for file in (self._log, self._samples):
             if file is not None:
-                with suppress(OSError):  # what a full disk refused is still in the files' buffers, and was reported
-                    file.close()
-
-    def check(self) -> None:
-        """Raise a `UserError`, once, if this rank could not write a checkpoint or a log. Does not wait."""
-        self._writer.check()
-        error, self._error = self._error, None
-        if error is not None:
-            newest = self._folder.checkpoints.latest() or "none"
-            what = f"the logs of run.out = {self._folder.root} cannot be written"
-            raise not_written(what, error, f"; the newest checkpoint is {newest}") from error
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Keep an OSError of the block until `check` raises it before the next step. So no rank waits for this one."""
-        try:
-            yield
-        except OSError as error:
-            self._error = self._error or error
+                file.close()
 
     def timed(self, loader: Loader) -> Iterator[Batch]:
         """Yield the loader's batches and measure the time of waiting for each."""
@@ -146,36 +60,32 @@ class Meter:
                 batch = next(batches, None)
             if batch is None:
                 return
-            self._lr = self._state.lr
+            self.lr = self._state.lr
             yield batch
 
     def after_step(self, batch: Batch, result: Result, *, log_now: bool) -> None:
-        """Count a step. With `log_now`, write a row of metrics, which waits for the device.
-
-        The row has the loss that `require_finite_loss` has read.
-        """
+        """Count a step. With `log_now`, write a row of metrics, which waits for the device."""
         self._steps += 1
         step = self._state.steps_done
         if self._samples is not None:
             seen = {"step": step, "first": int(batch.positions[0]), "samples": batch.samples[:, 0].tolist()}
             if len(batch.images) > len(batch):
                 seen["partners"] = batch.partners.tolist()
-            with self.writing():
-                self._samples.write(json.dumps(seen) + "\n")
+            self._samples.write(json.dumps(seen) + "\n")
         if self._log is not None:
             self._log.advance(step)
         if not log_now:
             return
+        loss = result.loss.item()  # waits for the device
         waited_s, passes_s = self._waiting.take_s(), self._state.own_work.take_s()
         elapsed_s = time.perf_counter() - self._since
-        mine = RankTime(platform.node(), len(batch), passes_s / self._steps, waited_s / self._steps)
-        slowest = self._slowest(mine)
+        slowest = self._slowest(waited_s, passes_s, len(batch))
         if self._log is not None:
             row = {
                 "step": step,
                 "epoch": step / (self._state.total_steps / self._config.train.epochs),
-                "loss": self._loss,
-                "lr": self._lr,
+                "loss": loss,
+                "lr": self.lr,
                 "images_per_s": self._steps * self._config.train.batch / elapsed_s,
                 "wait_share": waited_s / elapsed_s,
                 "checkpoint_share": (self._writer.waited_s - self._saved_s) / elapsed_s,
@@ -183,24 +93,24 @@ class Meter:
                 **self._state.figures(result),
                 "eta_s": (self._state.total_steps - step) * elapsed_s / self._steps,
             }
-            with self.writing():
-                self._log.write(row)
+            self._log.write(row)
         self._saved_s = self._writer.waited_s
         self._steps, self._since = 0, time.perf_counter()
 
-    def _slowest(self, mine: RankTime) -> dict[str, float]:
-        """Figures about the slowest rank; empty for a single rank. Logs a rank that is clearly slower."""
+    def _slowest(self, waited_s: float, passes_s: float, images: int) -> dict[str, float]:
+        """The rank with the longest own time per image of its share; empty for a single rank.
+
+        Its own time is that of its passes and of waiting for its data, without waiting for other ranks. It is compared
+        with the lower median.
+        """
         if self._world.world_size == 1:
             return {}
-        ranks = self._world.gather_objects(mine)
-        rank, ratio = slowest_rank(ranks)
-        warning = self._straggler.seen(ranks, (time.perf_counter() - self._since) / self._steps)
-        if self._world.is_main and warning is not None:
-            log.warning(warning)
+        ranks = self._world.gather_objects(((passes_s + waited_s) / images, waited_s / self._steps))
+        times = [image_s for image_s, _ in ranks]
         return {
-            "slowest_rank": rank,
-            "slowest_over_median": ratio,
-            "wait_s_max": max(other.waited_s for other in ranks),
+            "slowest_rank": times.index(max(times)),
+            "slowest_over_median": max(times) / max(sorted(times)[(len(times) - 1) // 2], 1e-12),
+            "wait_s_max": max(wait_s for _, wait_s in ranks),
         }
 
     @contextmanager
@@ -213,22 +123,96 @@ class Meter:
     def validated(self, row: Mapping[str, float] | None) -> None:
         """Write the metrics of a validation, if there was one."""
         if self._log is not None and row is not None:
-            with self.writing():
-                self._log.write_validation(row)
+            self._log.write_validation(row)
 
-    def require_finite_loss(self, result: Result) -> None:
-        """Raise a `UserError` if the loss is not finite; it is the same on all ranks."""
-        self._loss = result.loss.item()
-        if not math.isfinite(self._loss):
-            raise self._diverged(f"the loss is {self._loss}", self._lr)
 
-    def require_finite_weights(self) -> None:
-        """Raise a `UserError` if a weight is not finite. Such weights are never saved."""
-        if not self._state.weights_are_finite():
-            raise self._diverged("the weights are not finite", self._state.lr)
+class RunLog:
+    """Log of rank 0."""
 
-    def _diverged(self, what: str, lr: float) -> UserError:
-        return UserError(
-            f"{what} at step {self._state.steps_done}, learning rate {lr:.3g}; the last good checkpoint is "
-            f"{self._folder.checkpoints.latest() or 'none'}. Lower optim.lr or raise optim.warmup_epochs"
+    def __init__(self, config: AnyConfig, folder: RunFolder, state: State, title: str) -> None:
+        self._metrics = folder.metrics_file.open("a", buffering=1)
+        self._validation_file = folder.validation_file
+        self._board = None
+        if config.run.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # importing it takes a second
+
+            self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=state.steps_done + 1)
+        self._total = state.total_steps
+        columns = (
+            TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(elapsed_when_finished=False),
+        )  # fmt: skip
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._progress.add_task("steps", total=self._total, completed=state.steps_done, status="")
+        self._progress.start()
+
+    def close(self) -> None:
+        """End the progress line, TensorBoard's file and the log."""
+        self._progress.stop()
+        if self._board is not None:
+            self._board.close()
+        self._metrics.close()
+
+    def advance(self, step: int) -> None:
+        """Move the progress line."""
+        self._progress.update(self._task, completed=step)
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Write a row of metrics.jsonl; it must have step, epoch, loss, lr, images_per_s, wait_share and eta_s."""
+        self._metrics.write(json.dumps(row) + "\n")
+        self._plot(row)
+        status = (
+            f"epoch {row['epoch']:.1f}  loss {row['loss']:.3f}  lr {row['lr']:.2e}  "
+            f"{row['images_per_s']:.0f} images/s  waited {row['wait_share']:.1%}"
         )
+        self._progress.update(self._task, status=status)
+        if not console.is_terminal:
+            minutes, seconds = divmod(round(row["eta_s"]), 60)
+            console.print(f"step {row['step']}/{self._total}  {status}  ETA {minutes}:{seconds:02}", highlight=False)
+
+    def write_validation(self, row: Mapping[str, float]) -> None:
+        """Write a row of validation.jsonl, and print its errors beside those of a constant prediction, if known."""
+        with self._validation_file.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        self._plot(row, "validation/")
+        shown = []
+        for key, name, unit in (("epe_cm", "EPE", "cm"), ("pa_epe_cm", "PA-EPE", "cm"), ("epe_px", "2D EPE", "px"),
+                                ("epe_px_of_224", "2D EPE", "px of 224")):  # fmt: skip
+            if not math.isnan(row.get(key, math.nan)):
+                constant = row.get(f"constant_{key}")
+                shown.append(f"{name} {row[key]:.2f} {unit}" + (f" (a constant: {constant:.2f})" if constant else ""))
+        console.print(f"step {row['step']}/{self._total}  held out: {', '.join(shown)}", highlight=False)
+
+    def _plot(self, row: Mapping[str, float], prefix: str = "") -> None:
+        """Add a point to TensorBoard's curve of each name."""
+        if self._board is not None:
+            for name in row.keys() - {"step"}:
+                self._board.add_scalar(prefix + name, row[name], int(row["step"]))
+
+
+_WARM_UP = 5
+"""Steps before those that are profiled."""
+
+
+@contextmanager
+def profiled(folder: RunFolder, steps: int, device: torch.device) -> Iterator[Callable[[], None]]:
+    """Yield a function to call after each step. It records `steps` steps after the warm-up; 0: none.
+
+    trace.json.gz is for chrome://tracing or Perfetto; profile.txt is a table of the operators that took longest. If the
+    run ends earlier, they have the steps recorded so far.
+    """
+    if steps == 0:
+        yield lambda: None
+        return
+
+    def write(recorded: profile) -> None:
+        if recorded.step_num > _WARM_UP:
+            recorded.export_chrome_trace(str(folder.root / "trace.json.gz"))
+            table = recorded.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=40)
+            write_text(folder.profile_file, f"{table}\n")
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else it prints an error without a GPU, which it always looks for
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    plan = schedule(wait=_WARM_UP - 1, warmup=1, active=steps, repeat=1)
+    with profile(activities=activities, schedule=plan, on_trace_ready=write, acc_events=True) as recording:
+        yield recording.step

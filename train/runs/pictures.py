@@ -84,7 +84,13 @@ def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:
     sheet = np.full((rows * (height + _GAP_PX) + _GAP_PX, columns * (width + _GAP_PX) + _GAP_PX, 3), 255, np.uint8)
     for cell, picture in zip(_cells(sheet, height, width), pictures, strict=False):  # the last row may have gaps
         cell[:] = picture
-    write_bytes(path, _encoded(sheet, path.suffix))
+    try:
+        _, encoded = cv2.imencode(path.suffix, sheet[..., ::-1])
+    except cv2.error as error:  # too large for the format
+        raise UserError(
+            f"{path}: {sheet.shape[1]} x {sheet.shape[0]} pixels are too many: show fewer samples"
+        ) from error
+    write_bytes(path, encoded.tobytes())
 
 
 def save_figure(path: Path, figure: Figure, *, dpi: int) -> None:
@@ -127,17 +133,6 @@ def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:
     if (sheet.shape[0] - _GAP_PX) % (height + _GAP_PX) or (sheet.shape[1] - _GAP_PX) % (width + _GAP_PX):
         raise OSError(f"{path} holds no pictures of {width} x {height} pixels")
     return [cell for cell in _cells(sheet, height, width) if not (cell == 255).all()]
-
-
-def _encoded(image: Image, ending: str) -> bytes:
-    try:
-        done, encoded = cv2.imencode(ending, image[..., ::-1])
-    except cv2.error:
-        done = False
-    if not done:
-        height, width, _ = image.shape
-        raise UserError(f"a picture of {width} x {height} pixels cannot be written as {ending}: show fewer samples")
-    return encoded.tobytes()
 
 
 def _cells(sheet: Image, height: int, width: int) -> list[Image]:

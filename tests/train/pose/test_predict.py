@@ -219,7 +219,7 @@ def test_a_file_of_boxes_gives_a_prediction_for_each_hand(run: Path, tmp_path: P
     boxes = tmp_path / "boxes.csv"
     rows = ("bad.png,4,3,14,13,left", "more/two.png,40,30,140,130,left", "more/two.png,150,20,250,120,right")
     boxes.write_text("\n".join(["file,x0,y0,x1,y1,hand", *rows]), encoding="utf-8-sig")
-    assert run_cli("predict", str(run), str(photos), "--box", str(boxes), "--out", str(out), "--pictures", "none") == 0
+    assert run_cli("predict", str(run), str(photos), "--box", str(boxes), "--out", str(out), "--pictures", "0") == 0
     left, right = read_predictions(out)
     assert (left["mirrored"], right["mirrored"], len(list(out.iterdir()))) == (True, False, 1)
     np.testing.assert_allclose(left["box_px"], (90 - 75, 80 - 75, 90 + 75, 80 + 75), atol=0.01)

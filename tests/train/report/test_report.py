@@ -291,7 +291,7 @@ def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> 
         ("config.toml", b"", "config.toml is missing or empty"),
         ("config.toml", b"data = 3\n", "config.toml: data = 3: expected"),
         ("config.toml", b"\xff\xfe", "config.toml is not TOML"),
-        ("metrics.jsonl", b"null\n7\n\xff\n{}\n", "has no rows in metrics.jsonl"),
+        ("metrics.jsonl", b"{}\n", "has no rows in metrics.jsonl"),
         ("evaluation/metrics.json", b"{}", "evaluation/metrics.json was not written by evaluate"),
         ("evaluation/metrics.json", b"\xff\xfe", "evaluation/metrics.json cannot be read"),
         ("evaluation/metrics.json", b"[" * 100_000, "evaluation/metrics.json cannot be read"),

@@ -105,35 +105,6 @@ def test_two_ranks_write_one_file(images: Path, tmp_path: Path) -> None:
     assert {name: times for name, (_, times) in quarantine(out).items()} == {NAMES[row]: met[row] for row in met}
 
 
-def test_two_ranks_stop_together(images: Path, tmp_path: Path) -> None:
-    output = run_ranks(images, tmp_path / "out", code=2)
-    assert output.count("more than data.max_bad_share = 0.01") == 1
-    assert "Traceback" not in output
-
-
-def test_good_data_leaves_no_file(tmp_path: Path, images: Path) -> None:
-    good = tmp_path / "images"
-    tiny_run.write_images(good)
-    out = tmp_path / "out"
-    pretrain(tiny_run.config_of(good, out, "train.epochs=1"))
-    assert not (out / "quarantine.jsonl").exists()
-
-
-def test_shares_are_summed_when_counts_change(tmp_path: Path) -> None:
-    """Their cost does not grow with the times that files are met, and no step between two sums pays it."""
-    index = Index("images", tmp_path, ["a.jpg", "b.jpg"], np.zeros((2, 3), np.float32))
-    bad_files = BadFiles(index, DataConfig(max_bad_share=0.6), tmp_path / "a", World())
-    bad_files.load_state_dict({"used": [10], "met": {1: ["empty file", 14]}})
-    found = [bad_files.too_many]
-    batch = Batch((), torch.tensor([[0]]), torch.tensor([0]), torch.tensor([1] * 8))
-    for agree in (False, True):
-        found.append(bad_files.too_many)
-        bad_files.count(batch, {1: "empty file"}, agree=agree)
-    assert [*found, bad_files.too_many] == [False, False, False, True]
-    with pytest.raises(UserError, match=r"71\.43% of the images drawn from images up to step 7 "):
-        bad_files.require_few(7)
-
-
 def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
     """A tenth of the second source is bad: its own limit decides, whatever the first one's is."""
     sources = [
@@ -149,7 +120,8 @@ def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
             tmp_path / "quarantine.jsonl",
             World(),
         )
-        bad_files.count(batch, {98: "empty file"}, agree=True)
+        bad_files.count(batch)
+        bad_files.sum_ranks({98: "empty file"})
         assert bad_files.too_many is too_many
         if too_many:
             with pytest.raises(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from peclr_dali.train.runs.checkpoint import (
     load_checkpoint,
     snapshot,
 )
+from peclr_dali.writing import NotWritten
 from tests.full_disk import files_of_at_most
 
 
@@ -79,22 +79,6 @@ def test_any_flipped_bit_of_a_tensor_is_found(tmp_path: Path) -> None:
             load_checkpoint(path)
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-def test_a_damaged_checkpoint_does_not_count_among_those_kept(keep: int, tmp_path: Path) -> None:
-    for step in (3, 6, 9):
-        Checkpoints(tmp_path, keep=9).save(step, state(step))
-    torn = tmp_path / "step_000000012.pt"
-    torn.write_bytes(b"torn")
-    found = Checkpoints(tmp_path, keep=keep)
-    whole = found.latest_undamaged()
-    assert whole is not None
-    assert whole.name == "step_000000009.pt"
-    written = found.save(10, state(10))
-    assert Checkpoints(tmp_path, keep=keep).latest_undamaged() == written
-    assert found.paths() == [tmp_path / f"step_{step:09d}.pt" for step in (9, 10)[-keep:]]
-    assert torn.with_suffix(".torn").read_bytes() == b"torn"
-
-
 def test_a_damaged_checkpoint_is_skipped_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoints = Checkpoints(tmp_path, keep=3)
     older, newer = checkpoints.save(1, state()), checkpoints.save(2, state())
@@ -102,6 +86,7 @@ def test_a_damaged_checkpoint_is_skipped_with_one_line(tmp_path: Path, caplog: p
     with caplog.at_level(logging.WARNING):
         assert checkpoints.latest_undamaged() == older
     assert caplog.messages == [f"{newer} is incomplete or damaged: using step_000000001.pt instead"]
+    assert checkpoints.paths() == [older]  # the damaged one does not count among those that are kept
     older.write_bytes(b"")
     with pytest.raises(UserError, match=r"no usable checkpoint: .*step_000000001.pt and all others are damaged"):
         checkpoints.latest_undamaged()
@@ -114,7 +99,7 @@ def test_on_a_full_disk_only_the_older_checkpoints_stay(tmp_path: Path) -> None:
     with BackgroundWriter(checkpoints) as writer:
         with files_of_at_most(2000):
             writer.save(2, state())
-            with pytest.raises(UserError, match=r"step 2 cannot be written to .*: File too large; .*step_000000001.pt"):
+            with pytest.raises(NotWritten, match=r"step_000000002.pt cannot be written: File too large"):
                 writer.finish()
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
         writer.save(3, state())  # told once; there may be room again
@@ -166,34 +151,16 @@ def test_training_goes_on_while_the_disk_is_slow(tmp_path: Path) -> None:
     assert values == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), ZeroDivisionError("0 / 0")])
-def test_a_run_goes_on_without_its_curves(error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_goes_on_without_its_curves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
-        raise error
+        raise ZeroDivisionError
 
     with BackgroundWriter(Checkpoints(tmp_path, keep=1), fail) as writer:
         for step in (1, 2):
             writer.save(step, state())
             writer.finish()
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000002.pt"]
-    (message,) = caplog.messages
-    assert (
-        message == f"the curves cannot be drawn after step 1 ({type(error).__name__}: {error}); the run goes on without"
-    )
-
-
-class Defective(Checkpoints):
-    """Has a defect."""
-
-    def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        raise ZeroDivisionError
-
-
-def test_a_defect_in_the_thread_is_not_hidden(tmp_path: Path) -> None:
-    with BackgroundWriter(Defective(tmp_path, keep=1)) as writer:
-        writer.save(1, state())
-        with pytest.raises(ZeroDivisionError):
-            writer.finish()
+    assert caplog.messages[0] == "the curves cannot be drawn after step 1: ZeroDivisionError"
 
 
 def test_a_copy_keeps_layout_and_kind() -> None:

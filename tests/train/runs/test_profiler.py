@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 from pathlib import Path
 
 import pytest
 import torch
 
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.runs.profiler import profiled
-from tests.train import ranks
+from peclr_dali.train.runs.meter import profiled
 
 
 def take_steps(folder: RunFolder, steps: int, *, recorded: int) -> None:
@@ -36,31 +34,3 @@ def test_the_steps_after_the_warm_up_are_recorded(tmp_path: Path, steps: int, se
     (row,) = [line for line in folder.profile_file.read_text().splitlines() if "aten::add" in line]
     assert int(row.split()[-1]) == seen
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profile.txt", "trace.json.gz"]
-
-    take_steps(folder, 20, recorded=1)  # of a resumed run: nothing
-    assert additions(folder) == seen
-
-
-@pytest.mark.parametrize(("steps", "recorded"), [(5, 3), (12, 0)])
-def test_nothing_is_recorded(tmp_path: Path, steps: int, recorded: int) -> None:
-    """Of a run that ends during the warm-up, or by default."""
-    take_steps(RunFolder(tmp_path, keep=1), steps, recorded=recorded)
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    take_steps(RunFolder(tmp_path / "absent", keep=1), 7, recorded=1)
-    (warning,) = caplog.records
-    assert warning.levelno == logging.WARNING
-    assert "run.profile_steps = 1: no trace could be written: " in warning.getMessage()
-
-
-def profile_on_a_cpu(folder: str) -> None:
-    take_steps(RunFolder(Path(folder), keep=1), 7, recorded=1)
-
-
-def test_nothing_is_printed_on_a_cpu(tmp_path: Path) -> None:
-    """The library below torch looks for a GPU at its first use in a process, and prints an error without one."""
-    log = tmp_path / "log"
-    assert ranks.finish(ranks.start_ranks(1, profile_on_a_cpu, str(tmp_path), log=log), log) == ""
-    assert (tmp_path / "trace.json.gz").exists()
