@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.partners import Partners
 from peclr_dali.pipelines.samples.store import Prefetch, SelectedStore, Steps, Store
@@ -38,7 +38,7 @@ class Blocks:
         window: number of blocks that are shuffled together.
     """
 
-    first: npt.NDArray[np.int64]
+    first: IntArray
     window: int
 
 
@@ -96,11 +96,11 @@ class Index:
     name: str
     root: Path
     paths: Sequence[str]
-    box_px: npt.NDArray[np.float32]
-    keypoints_px: npt.NDArray[np.float32] | None = None
-    mirror: npt.NDArray[np.bool_] | None = None
-    group: npt.NDArray[np.int64] | None = None
-    targets: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    box_px: FloatArray
+    keypoints_px: FloatArray | None = None
+    mirror: BoolArray | None = None
+    group: IntArray | None = None
+    targets: dict[str, FloatArray] = field(default_factory=dict)
     sources: tuple[SourceRows, ...] = ()
     store: Store | None = None
     blocks: Blocks | None = None
@@ -130,12 +130,12 @@ class Index:
         return [source.count for source in self.sources] or [len(self)]
 
     @property
-    def mirrored(self) -> npt.NDArray[np.bool_]:
+    def mirrored(self) -> BoolArray:
         """(N,) bool, `mirror` as an array also if it is None."""
         return np.zeros(len(self), bool) if self.mirror is None else self.mirror
 
     @property
-    def groups(self) -> npt.NDArray[np.int64]:
+    def groups(self) -> IntArray:
         """(N,) int64, `group` as an array also if it is None."""
         return np.arange(len(self)) if self.group is None else self.group
 
@@ -152,7 +152,7 @@ class Index:
         boxes = zlib.crc32(np.ascontiguousarray(self.box_px).data)
         return f"{' + '.join(map(str, self.counts))} images (checksums {files:08x} of names, {boxes:08x} of boxes)"
 
-    def select(self, rows: npt.NDArray[np.int64]) -> Index:
+    def select(self, rows: IntArray) -> Index:
         """The index of the samples at `rows`, in this order. The index must have a single source."""
         if self.sources:
             raise ValueError(f"{self.name}: select rows of each source before the sources are joined")
@@ -237,7 +237,7 @@ class LazyNames(Sequence[str]):
         return self._name(self._rows[row])
 
 
-def _selected_blocks(blocks: Blocks, rows: npt.NDArray[np.int64]) -> Blocks:
+def _selected_blocks(blocks: Blocks, rows: IntArray) -> Blocks:
     """The blocks of some of the rows, ascending; a row may be selected several times."""
     if (np.diff(rows) < 0).any():
         raise ValueError("select rows of blocks in ascending order")
