@@ -131,11 +131,6 @@ def make_dataset(
     (out / _BEGUN).unlink()
 
 
-def is_rendered(out: Path) -> bool:
-    """Whether `out` holds a dataset of `make_dataset`, finished or not."""
-    return any((out / name).is_file() for name in (_FINISHED, _BEGUN))
-
-
 def _marker(recipe: Recipe) -> str:
     return json.dumps(recipe.described, indent=2) + "\n"
 

@@ -147,7 +147,7 @@ def _usable(device: torch.device | str) -> torch.device:
     try:
         place = torch.device(device)
     except (RuntimeError, TypeError):
-        raise UserError(f"device = {str(device)!r}: expected 'cpu', 'cuda', or 'cuda:N' with a GPU's number") from None
+        place = torch.device("meta")
     if place.type not in ("cpu", "cuda"):
         raise UserError(f"device = {str(device)!r}: expected 'cpu', 'cuda', or 'cuda:N' with a GPU's number")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():

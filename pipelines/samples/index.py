@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.partners import Partners
 from peclr_dali.pipelines.samples.store import Bytes, SelectedStore, Store
@@ -80,11 +80,11 @@ class Index:
     name: str
     root: Path
     paths: Sequence[str]
-    box_px: npt.NDArray[np.float32]
-    keypoints_px: npt.NDArray[np.float32] | None = None
-    mirror: npt.NDArray[np.bool_] | None = None
-    group: npt.NDArray[np.int64] | None = None
-    targets: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    box_px: FloatArray
+    keypoints_px: FloatArray | None = None
+    mirror: BoolArray | None = None
+    group: IntArray | None = None
+    targets: dict[str, FloatArray] = field(default_factory=dict)
     sources: tuple[SourceRows, ...] = ()
     store: Store | None = None
     skeleton: Skeleton = HAND
@@ -113,12 +113,12 @@ class Index:
         return [source.count for source in self.sources] or [len(self)]
 
     @property
-    def mirrored(self) -> npt.NDArray[np.bool_]:
+    def mirrored(self) -> BoolArray:
         """(N,) bool, `mirror` as an array also if it is None."""
         return np.zeros(len(self), bool) if self.mirror is None else self.mirror
 
     @property
-    def groups(self) -> npt.NDArray[np.int64]:
+    def groups(self) -> IntArray:
         """(N,) int64, `group` as an array also if it is None."""
         return np.arange(len(self)) if self.group is None else self.group
 
@@ -135,7 +135,7 @@ class Index:
         boxes = zlib.crc32(np.ascontiguousarray(self.box_px).data)
         return f"{' + '.join(map(str, self.counts))} images (checksums {files:08x} of names, {boxes:08x} of boxes)"
 
-    def select(self, rows: npt.NDArray[np.int64]) -> Index:
+    def select(self, rows: IntArray) -> Index:
         """The index of the samples at `rows`, in this order. The index must have a single source."""
         if self.sources:
             raise ValueError(f"{self.name}: select rows of each source before the sources are joined")

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import FloatArray, IntArray
 from peclr_dali.pipelines.samples.index import Index, LazyNames, SourceRows
 from peclr_dali.pipelines.samples.partners import Partners
 from peclr_dali.pipelines.samples.store import Bytes, Store
@@ -106,7 +107,7 @@ def _lazy_names(indices: Sequence[Index], folders: Sequence[str]) -> LazyNames:
     return LazyNames(first[-1], name_of)
 
 
-def _join_targets(indices: Sequence[Index], counts: Sequence[int]) -> dict[str, npt.NDArray[np.float32]]:
+def _join_targets(indices: Sequence[Index], counts: Sequence[int]) -> dict[str, FloatArray]:
     """Join the targets that all sources have, and "K" and "xyz_m" if all have keypoints and one has the target."""
     shared = [name for name in indices[0].targets if all(name in index.targets for index in indices)]
     with_keypoints = ["K", "xyz_m"] if all(index.keypoints_px is not None for index in indices) else []
@@ -128,7 +129,7 @@ def _join_tables(
     ])  # fmt: skip
 
 
-def _join_groups(indices: Sequence[Index]) -> npt.NDArray[np.int64] | None:
+def _join_groups(indices: Sequence[Index]) -> IntArray | None:
     """Join the groups; groups of different sources stay different."""
     if all(index.group is None for index in indices):
         return None

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 
+from peclr_dali.bounds import Fraction
 from peclr_dali.pipelines.arrays import DoubleArray, FloatArray, IntArray
-from peclr_dali.pipelines.views.ranges import Probability, Range
+from peclr_dali.pipelines.views.ranges import Range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,14 +59,14 @@ class AppearanceConfig:
         colour_drop_probability: probability of turning a view grey.
     """
 
-    sobel_probability: Probability = 0.0
-    cut_out_probability: Probability = 0.0
+    sobel_probability: Fraction = 0.0
+    cut_out_probability: Fraction = 0.0
     cut_out_side_frac: Range = (0.0, 0.16)
-    blur_probability: Probability = 0.0
+    blur_probability: Fraction = 0.0
     blur_sigma_px: Range = (0.1, 2.0)
-    noise_probability: Probability = 0.0
+    noise_probability: Fraction = 0.0
     noise_std: Annotated[float, Field(ge=0, le=255)] = 25.0
-    colour_drop_probability: Probability = 0.0
+    colour_drop_probability: Fraction = 0.0
 
     @property
     def active(self) -> bool:

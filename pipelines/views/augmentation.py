@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import Factor, Fraction, PositiveFraction
 from peclr_dali.pipelines.views.appearance import AppearanceConfig as AppearanceConfig
-from peclr_dali.pipelines.views.ranges import Ordered, Probability, Range
+from peclr_dali.pipelines.views.ranges import Ordered, Range
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -43,9 +43,9 @@ class GeometryConfig:
     translation_frac: Fraction = 15 / 128
     scale: Annotated[tuple[Factor, Factor], Ordered] = (0.6, 2.0)
     scale_is: Literal["magnification", "margin"] = "magnification"
-    crop_probability: Probability = 0.0
+    crop_probability: Fraction = 0.0
     crop_side_frac: Annotated[tuple[PositiveFraction, PositiveFraction], Ordered] = (0.5, 1.0)
-    flip_probability: Probability = 0.0
+    flip_probability: Fraction = 0.0
     shared: bool = False
     fill: Annotated[int, Field(ge=0, le=255)] | Literal["edge"] = 0
     antialias: bool = True

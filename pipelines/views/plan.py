@@ -18,7 +18,6 @@ from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntA
 from peclr_dali.pipelines.files.exif import stored_to_upright_px, upright_size_px
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.pipelines.views.draws import Draw
-from peclr_dali.pipelines.views.reach import least_magnification_px
 from peclr_dali.pipelines.views.regions import find_regions
 
 HALVE_BELOW: Final = math.sqrt(0.5)
@@ -26,6 +25,9 @@ HALVE_BELOW: Final = math.sqrt(0.5)
 
 MAX_HALVINGS: Final = 6
 """Largest number of halvings: enough for an image of 64 times the view's side."""
+
+_ROUNDED: Final = 1 + 1e-6
+"""Largest factor by which a view exceeds its ranges, since draws and boxes are float32."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ def most_halvings(box_px: FloatArray, geometry: GeometryConfig) -> int:
     sides = box_px[:, 2]
     if sides.min(initial=1) <= 0:
         return MAX_HALVINGS
-    shrink = np.array([least_magnification_px(geometry) / sides.max(initial=0)], np.float64)
+    shrink = np.array([_least_magnification_px(geometry) / sides.max(initial=0)], np.float64)
     return int(count_halvings(np.full((1, 2), 2**MAX_HALVINGS * 4), shrink)[0])
 
 
@@ -203,3 +205,11 @@ def _from_decoded(stored_to_view: DoubleArray, start_px: IntArray, halvings: Int
     matrix[:, :, :2] *= 2.0 ** halvings[:, None, None]
     matrix[:, :, 2] += np.einsum("nij,nj->ni", stored_to_view[:, :, :2], start_px[:, ::-1])
     return matrix
+
+
+def _least_magnification_px(geometry: GeometryConfig) -> float:
+    """The smallest magnification over all draws, in pixels of a view per side of the box with its margin."""
+    least = 1 / geometry.scale[1] if geometry.scale_is == "margin" else geometry.scale[0]
+    if geometry.crop_probability == 1:
+        least /= geometry.crop_side_frac[1]
+    return geometry.side_px * least / _ROUNDED

@@ -4,7 +4,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import AfterValidator
 
-from peclr_dali.bounds import Fraction, Number
+from peclr_dali.bounds import Number
 
 N = TypeVar("N", int, float)
 
@@ -17,4 +17,3 @@ def _ordered(value: tuple[N, N]) -> tuple[N, N]:
 
 Ordered = AfterValidator(_ordered)
 Range: TypeAlias = Annotated[tuple[Number, Number], Ordered]
-Probability: TypeAlias = Fraction

@@ -15,7 +15,7 @@ from scipy import stats
 from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.render.apply_appearance import apply_appearance
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.views.appearance import CHANGES, MAX_BLUR_SIGMA_PX, Column, noise_levels
+from peclr_dali.pipelines.views.appearance import CHANGES, MAX_BLUR_SIGMA_PX, Column
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.pipelines.views.draws import Draw
 from tests.pipelines import harness, reference
@@ -220,13 +220,6 @@ def test_noise_is_gaussian_and_independent_from_pixel_to_pixel_and_view_to_view(
         assert np.abs(correlation).max() < 5 / np.sqrt(number)
     shifted = np.fft.fft(unit[0].ravel()) * np.fft.fft(unit[1].ravel()).conj()
     assert np.abs(np.fft.ifft(shifted)).max() < 6 * np.sqrt(number)  # at no shift are neighbouring keys alike
-
-
-def test_levels_of_the_noise() -> None:
-    levels = noise_levels(25.0)
-    np.testing.assert_array_equal(levels, -levels[::-1])
-    assert (np.diff(levels) >= 0).all()
-    assert not noise_levels(0.0).any()
 
 
 @pytest.mark.parametrize("renderer", RENDERERS)

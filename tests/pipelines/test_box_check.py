@@ -10,7 +10,7 @@ import pytest
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
+from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from tests.pipelines.sources.layouts import write_image
 from tests.pipelines.sources.test_freihand import write_part
@@ -70,11 +70,6 @@ def test_boxes_that_show_a_part_are_no_news(
 ) -> None:
     load(root, tmp_path, [edges])
     assert not caplog.records
-
-
-def test_boxes_of_whole_images_are_not_checked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Index, "read", lambda index, row: pytest.fail("reads an image"))
-    assert load_index(DataConfig(source="folder", root=str(root))).box_px[0].tolist() == list(WHOLE_IMAGE)
 
 
 def test_boxes_made_from_keypoints_are_looked_at(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.randomness import MOST_VIEWS
-from peclr_dali.pipelines.views.appearance import CHANGES, Column
+from peclr_dali.pipelines.views.appearance import Column
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.pipelines.views.draws import COLUMNS, UNIFORMS_PER_VIEW, Draw, draw_view
 
@@ -96,11 +96,6 @@ def test_no_two_draws_share_a_column() -> None:
     columns = [*Draw.__members__.values(), *Column.__members__.values()]
     assert sorted(columns) == list(range(COLUMNS))
     assert COLUMNS <= UNIFORMS_PER_VIEW
-
-
-def test_augmentations_follow_each_other_in_the_order_of_their_keys() -> None:
-    keys = [field.name for field in dataclasses.fields(AppearanceConfig) if field.name.endswith("_probability")]
-    assert [f"{column.name.lower()}_probability" for column in CHANGES] == keys
 
 
 def test_augmentations_of_the_study_have_their_probability_and_are_independent() -> None:

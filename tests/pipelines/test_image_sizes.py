@@ -24,17 +24,8 @@ def test_the_largest_image_of_a_sample_is_found(tmp_path: Path) -> None:
     assert sampled_sizes_px(index).max(0).tolist() == [512, 513]
 
 
-def test_without_a_readable_image_there_are_no_sizes(tmp_path: Path) -> None:
-    index = Index("images", tmp_path, ["missing.jpg"], np.zeros((1, 3), np.float32))
-    assert sampled_sizes_px(index).shape == (0, 2)
-
-
 @pytest.mark.parametrize(
     ("width", "height", "samples"), [(224, 224, 256), (1280, 720, 97), (4032, 3024, 7), (10_000, 10_000, 1)]
 )
 def test_a_chunk_of_large_images_is_small(width: int, height: int, samples: int) -> None:
     assert samples_in_chunk(width * height) == samples
-
-
-def test_a_chunk_of_unknown_images_is_as_large_as_one_of_small_images() -> None:
-    assert samples_in_chunk(0) == 256

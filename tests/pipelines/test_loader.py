@@ -21,7 +21,6 @@ from nvidia.dali import Pipeline
 from PIL import Image as PillowImage
 
 from peclr_dali.errors import UserError
-from peclr_dali.machine.cores import warn_of_threads
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS, Quarantine
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, read_file
@@ -379,12 +378,6 @@ def test_extreme_sizes_are_read_within_their_memory(
             assert view.image.max() <= 200
 
 
-def test_images_of_less_than_four_pixels_are_refused(folder: Index, tmp_path: Path) -> None:
-    cv2.imwrite(str(tmp_path / "dot.png"), np.full((1, 3, 3), 200, np.uint8))
-    with pytest.raises(UserError, match="cannot be used"):
-        load(index_of(tmp_path), batch=1, last=1)
-
-
 @pytest.mark.parametrize("renderer", RENDERERS)
 def test_a_restart_gives_the_same_bits_where_regions_do_not_decode(renderer: RendererName, tmp_path: Path) -> None:
     """Whether or not the process has met the file before."""
@@ -421,14 +414,3 @@ def test_a_closed_loader_raises_an_error(folder: Index) -> None:
     never.close()
     with pytest.raises(RuntimeError, match="the loader is closed"):
         next(iter(never))
-
-
-def test_many_threads_give_a_warning(
-    folder: Index, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("peclr_dali.machine.cores.available_cores", lambda: 1)
-    warn_of_threads.cache_clear()
-    for threads in (None, 2, 3):
-        loader_of(folder, threads=threads).close()
-    (message,) = caplog.messages
-    assert message.startswith("pipelines.threads = 3, on 1 core: ")

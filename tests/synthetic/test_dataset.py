@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from peclr_dali.synthetic import dataset, make_dataset
 from peclr_dali.synthetic.dataset import Recipe, parts_of, scenes_of
 from peclr_dali.synthetic.hand import project
 from peclr_dali.synthetic.scenes import draw_scene
-from peclr_dali.writing import NotWritten
 from tests.full_disk import files_of_at_most
 from tests.train.tiny_run import ROOT
 
@@ -78,13 +76,6 @@ def test_boxes_are_those_that_the_loader_takes_from_the_joints(made: Path) -> No
     boxes = read_boxes(made / "evaluation_boxes.csv", [Path(joints.path(row)).name for row in range(len(joints))])
     assert boxes.image.tolist() == list(range(len(joints)))
     np.testing.assert_allclose(boxes.box_px, joints.box_px, atol=0.02)
-
-
-def test_versions_are_numbered_as_in_freihand() -> None:
-    training, evaluation = parts_of(Recipe(poses=32560, seed=0, scenes=40))
-    assert training.image(7, 0) == "training/rgb/00000007.jpg"
-    assert training.image(7, 2) == "training/rgb/00065127.jpg"
-    assert evaluation.image(7, 0) == "evaluation/rgb/00000007.jpg"
 
 
 def test_evaluation_has_poses_of_its_own(made: Path) -> None:
@@ -148,11 +139,6 @@ def test_a_finished_dataset_is_left_alone(made: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
 
 
-def test_other_arguments_for_a_used_folder_are_refused(made: Path) -> None:
-    with pytest.raises(UserError, match=r"hands holds a dataset made with .*'seed': 5.*'seed': 6.*another folder"):
-        render(made, seed=SEED + 1)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -199,15 +185,6 @@ def test_an_interrupted_dataset_is_finished_to_the_same_bytes(made: Path, tmp_pa
     render(out)
     assert first.stat().st_mtime_ns == kept
     assert contents(out) == contents(made)
-
-
-def test_a_folder_in_the_place_of_an_image_is_no_image(made: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(made, tmp_path / "out"))
-    (out / "dataset.json").rename(out / "dataset.unfinished.json")
-    (out / "training/rgb/00000000.jpg").unlink()
-    (out / "training/rgb/00000000.jpg").mkdir()
-    with pytest.raises(NotWritten, match=r"00000000\.jpg cannot be written: not a regular file"):
-        render(out)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

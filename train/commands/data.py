@@ -129,8 +129,8 @@ def pack(
       python cli.py pretrain --set data.source=shards --set data.root=/data/freihand_shards
       python cli.py pack --index /data/webdataset
 
-    OUT is a folder that is new or empty, and is there only when it is complete. With --index, OUT holds tar files of another
-    program, such as webdataset's; they stay as they are.
+    OUT is a folder that is new or empty, and is there only when it is complete. With --index, OUT holds tar files of
+    another program, such as webdataset's; they stay as they are.
     """
     if re.match(r"\w+:/", str(out)):
         raise UserError(f"{out} is an address: tar files are written to a folder. Name one, and copy it there later.")
