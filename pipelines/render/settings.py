@@ -140,9 +140,11 @@ def _where_pixels_are_made(
         views = "gpu" if has_compiler else "dali"
         if not has_compiler:
             why.append("the GPU kernel needs a C compiler: install gcc")
-    if decoder == "auto":
+    if decoder == "auto" and views == "cpu":
+        decoder = "cpu"
+    elif decoder == "auto":
         engines = torch.cuda.get_device_capability(device) in _WITH_JPEG_ENGINES
-        decoder = "gpu" if engines and views != "cpu" else "cpu"
+        decoder = "gpu" if engines else "cpu"
         why.append(f"the GPU has {'' if engines else 'no '}JPEG engines")
     return decoder, views, "; ".join(why) or "as configured"
 

@@ -55,7 +55,7 @@ class Plan:
     def of(self, samples: slice) -> Plan:
         """The plan of some of the samples."""
         return Plan(self.start_px[samples], self.shape_px[samples],
-                    *(getattr(self, name)[:, samples] for name in _OF_VIEWS))  # fmt: skip
+                    *(np.ascontiguousarray(getattr(self, name)[:, samples]) for name in _OF_VIEWS))  # fmt: skip
 
 
 _OF_VIEWS: Final = ("draws", "matrix", "source_to_view_px", "decoded_to_view_px", "halvings")
