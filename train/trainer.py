@@ -200,11 +200,12 @@ class Trainer:
                 if log_now or save_now or task.validation_due:
                     # Names a missing rank. What reads the GPU below would wait for it without this time limit.
                     world.barrier()
+                loss = None
                 if log_now or save_now:
-                    on_all_ranks(world, partial(self._require_finite_loss, result, done, meter.lr))
+                    loss = on_all_ranks(world, partial(self._finite_loss, result, done, meter.lr))
                     bad_files.sum_ranks(loader.quarantine.reasons)
                 too_many = (log_now or save_now) and bad_files.too_many
-                meter.after_step(batch, result, log_now=log_now)
+                meter.after_step(batch, result, loss if log_now else None)
                 if task.validation_due and world.device.type == "cuda":
                     # Else the pause would begin before the GPU has finished the steps, and they would seem shorter.
                     torch.cuda.current_stream(world.device).synchronize()
@@ -222,9 +223,11 @@ class Trainer:
                 if stopping and not last:
                     raise Interrupted(stop.signal_number, done, folder.root)
 
-    def _require_finite_loss(self, result: Result, step: int, lr: float) -> None:
-        if not math.isfinite(loss := result.loss.item()):  # the same on all ranks
+    def _finite_loss(self, result: Result, step: int, lr: float) -> float:
+        loss = result.loss.item()  # waits for the device
+        if not math.isfinite(loss):  # the same on all ranks
             raise self._diverged(f"the loss is {loss}", step, lr)
+        return loss
 
     def _require_finite_weights(self, task: Task[Any, Any]) -> None:
         """Weights that are not finite are never saved."""

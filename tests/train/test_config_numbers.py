@@ -157,5 +157,5 @@ def accepts(option: click.Option, value: str) -> bool:
 
 def test_every_number_of_a_command_has_bounds() -> None:
     options = command_numbers()
-    assert len(options) > 15
+    assert len(options) > 12
     assert [f"{command} {option.opts[0]}" for command, option in options if not is_bounded(option)] == []

@@ -63,8 +63,8 @@ class Meter:
             self.lr = self._state.lr
             yield batch
 
-    def after_step(self, batch: Batch, result: Result, *, log_now: bool) -> None:
-        """Count a step. With `log_now`, write a row of metrics, which waits for the device."""
+    def after_step(self, batch: Batch, result: Result, loss: float | None) -> None:
+        """Count a step. Given its loss, write a row of metrics, which waits for the device."""
         self._steps += 1
         step = self._state.steps_done
         if self._samples is not None:
@@ -74,9 +74,8 @@ class Meter:
             self._samples.write(json.dumps(seen) + "\n")
         if self._log is not None:
             self._log.advance(step)
-        if not log_now:
+        if loss is None:
             return
-        loss = result.loss.item()  # waits for the device
         waited_s, passes_s = self._waiting.take_s(), self._state.own_work.take_s()
         elapsed_s = time.perf_counter() - self._since
         slowest = self._slowest(waited_s, passes_s, len(batch))
