@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, field_validator
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import Width, one_of
 from peclr_dali.errors import UserError
-from peclr_dali.skeleton import SKELETONS
+from peclr_dali.skeleton import HAND
 
 Variant = Literal["paper", "upstream", "direct", "none"]
 Extent = Literal["axis", "scalar"]
@@ -119,36 +119,18 @@ class PoseConfig:
             keep their place; and "pixels", averaged in 24 x 24 cells, to compare encoders with.
         head: "linear", one layer (full fine-tuning), or "mlp", two (on a frozen encoder): paper, supplement.
         hidden: width of the hidden layer of "mlp".
-        skeleton: "hand" (FreiHAND's 21 keypoints).
-        root: keypoint that depths are relative to. The paper does not name it. If unset: "wrist" of a hand, "left_hip"
-            of a body.
+        root: keypoint that depths are relative to. The paper does not name it.
         refine: correct the root's depth by an MLP (Spurr et al. 2020).
-        first_keypoint: meaning of a hand's keypoint 0 in the network: the "wrist", or the "palm", halfway between wrist
+        first_keypoint: meaning of keypoint 0 in the network: the "wrist", or the "palm", halfway between wrist
             and middle_mcp, as in the authors' published models. The predicted joints have the wrist in both cases.
-        weights: "auto": those of the head in `encoder.weights`, if that is a fine-tuned network with this very head,
-            skeleton and root; else random ones. "random": always random ones.
+        weights: "auto": those of the head in `encoder.weights`, if that is a fine-tuned network with this very head
+            and root; else random ones. "random": always random ones.
     """
 
     features: Literal["pooled", "layer2", "pixels"] = "pooled"
     head: Literal["linear", "mlp"] = "linear"
     hidden: Width = 512
-    skeleton: Annotated[str, one_of(SKELETONS)] = "hand"
-    root: Annotated[str, Field(validate_default=True)] = ""
+    root: Annotated[str, one_of(HAND.keypoints)] = "wrist"
     refine: bool = True
     first_keypoint: Literal["wrist", "palm"] = "wrist"
     weights: Literal["auto", "random"] = "auto"
-
-    @field_validator("root")
-    @classmethod
-    def _root_is_a_keypoint(cls, value: str, info: ValidationInfo) -> str:
-        skeleton = SKELETONS[info.data.get("skeleton", "hand")]
-        if value and value not in skeleton.keypoints:
-            raise ValueError(f"root = {value!r}, expected one of {', '.join(skeleton.keypoints)}")
-        return value or skeleton.root
-
-    @field_validator("first_keypoint")
-    @classmethod
-    def _only_hands_have_palms(cls, value: str, info: ValidationInfo) -> str:
-        if value == "palm" and info.data.get("skeleton") != "hand":
-            raise ValueError('first_keypoint = "palm": only a hand has a palm; leave this key out')
-        return value

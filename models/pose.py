@@ -1,6 +1,6 @@
 """2.5D pose: keypoints in the view and relative depths, and their back-projection to 3D.
 
-Scale-normalised means divided by the length of the skeleton's reference bone. So depths here have no unit; multiplied
+Scale-normalised means divided by the length of the reference bone. So depths here have no unit; multiplied
 by that length in metres, they are in metres. (X, Y) are coordinates on the plane at depth 1, K^-1 [x, y, 1].
 
 Frames. A view shows the source through an affine map A of its pixels (`source_to_view_px`), so its intrinsics are
@@ -22,7 +22,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.encoders import Encoder
 from peclr_dali.models.network import Normalize
-from peclr_dali.skeleton import HAND, SKELETONS
+from peclr_dali.skeleton import HAND
 
 ROOT_DEPTH_RANGE = (4.0, 50.0)
 """Range of scale-normalised root depths in the authors' code: 12 cm to 1.5 m for a bone of 3 cm."""
@@ -123,7 +123,7 @@ def back_project(normalized: Tensor, depth: Tensor) -> Tensor:
 
 
 def wrist_from_palm(joints: Tensor) -> Tensor:
-    """Replace the palm, keypoint 0 of a hand's joints (N, 21, 3), by the wrist (authors' test code).
+    """Replace the palm, keypoint 0 of the joints (N, 21, 3), by the wrist (authors' test code).
 
     The palm is halfway between the wrist and middle_mcp, where the reference bone begins.
     """
@@ -137,10 +137,10 @@ class RootRefinement(nn.Module):
     Sizes, order of the inputs and parameter names are the authors': K depths, 2 K (X, Y) and the depth itself.
     """
 
-    def __init__(self, keypoints: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for inputs in (3 * keypoints + 1, 128):
+        for inputs in (3 * len(HAND) + 1, 128):
             layers += [nn.Linear(inputs, 128), nn.BatchNorm1d(128), nn.LeakyReLU()]
         self.zroot_ref = nn.Sequential(*layers, nn.Linear(128, 1))
 
@@ -157,7 +157,7 @@ _CELLS: Final = {"layer2": 3, "pixels": 24}
 
 def build_head(config: PoseConfig, feature_dim: int) -> nn.Module:
     """(N, feature_dim) -> (N, 3 K): x, y, depth of each keypoint; x and y as `PoseNetwork` reads them."""
-    outputs, hidden = 3 * len(SKELETONS[config.skeleton]), config.hidden
+    outputs, hidden = 3 * len(HAND), config.hidden
     if config.head == "linear":
         return nn.Linear(feature_dim, outputs)
     return nn.Sequential(nn.Linear(feature_dim, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs))
@@ -175,12 +175,12 @@ class PoseNetwork(nn.Module):
 
     def __init__(self, encoder: Encoder, config: PoseConfig) -> None:
         super().__init__()
-        self.config, self.skeleton = config, SKELETONS[config.skeleton]
+        self.config = config
         self.normalize = Normalize()
         self.encoder = encoder
         self.head = build_head(config, self._feature_dim())
-        self.refinement = RootRefinement(len(self.skeleton)) if config.refine else None
-        self._root = self.skeleton.keypoints.index(config.root)
+        self.refinement = RootRefinement() if config.refine else None
+        self._root = HAND.keypoints.index(config.root)
 
     def forward(self, image: Tensor, intrinsics: Tensor) -> PoseOutput:
         """Poses of N views.
@@ -218,19 +218,18 @@ class PoseNetwork(nn.Module):
     def from_features(self, features: Tensor, intrinsics: Tensor, *, side_px: int) -> PoseOutput:
         """Poses from `features` (N, D) for views of `side_px`; used with frozen encoders."""
         raw = self.head(features)
-        raw = raw.to(torch.promote_types(raw.dtype, torch.float32)).unflatten(1, (len(self.skeleton), 3))
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32)).unflatten(1, (len(HAND), 3))
         with torch.autocast(raw.device.type, enabled=False):
             return self._to_3d(raw, intrinsics.to(raw.dtype), side_px)
 
     def _to_3d(self, raw: Tensor, intrinsics: Tensor, side_px: int) -> PoseOutput:
         """From the head's output (N, K, 3)."""
         keypoints_px = (raw[..., :2] + 0.5) * side_px  # (N, K, 2)
-        is_root = torch.arange(len(self.skeleton), device=raw.device) == self._root
+        is_root = torch.arange(len(HAND), device=raw.device) == self._root
         relative_depth = raw[..., 2].masked_fill(is_root, 0)  # (N, K)
         normalized = normalize_keypoints(keypoints_px, intrinsics)  # (N, K, 2)
         # Without gradient, as in the authors' code: for a bone along the viewing ray it has no bound.
-        bone = self.skeleton.reference_bone
-        solved = solve_root_depth(normalized, relative_depth, bone, least_discriminant=_FLOOR).detach()
+        solved = solve_root_depth(normalized, relative_depth, HAND.reference_bone, least_discriminant=_FLOOR).detach()
         root_depth = unrefined = solved.clamp(*ROOT_DEPTH_RANGE)
         if self.refinement is not None:
             root_depth = unrefined + self.refinement(normalized, relative_depth, unrefined)

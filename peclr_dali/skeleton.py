@@ -1,14 +1,12 @@
 """The skeleton of a hand: names of the keypoints, bones, and colours for drawing.
 
-The skeleton is a value. Other code contains no number and no name of keypoints. Only FreiHAND's layout,
-`PoseConfig`, the authors' weights and the renderer of hands do. This file imports neither torch nor DALI, since the
-configuration uses it.
+Other code contains no number and no name of keypoints. Only FreiHAND's layout, `PoseConfig`, the authors' weights and
+the renderer of hands do. This file imports neither torch nor DALI, since the configuration uses it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
@@ -22,23 +20,15 @@ class Skeleton:
     """K keypoints and the bones between them.
 
     Attributes:
-        keypoints: (K,) names, in the order of every array and tensor with a row for each keypoint.
-        root: keypoint that depths are relative to, unless the configuration has another.
+        keypoints: (K,) names, in the order of every array and tensor with a row for each keypoint. The first is the
+            wrist.
         reference_bone: two keypoints; their distance is 1 in a scale-normalised pose.
         limbs: chains of keypoints, each with its colour.
-        groups: names and sizes of groups of consecutive keypoints, for charts; together all K.
-        groups_order: description of the order of keypoints within a group.
     """
 
-    name: str
-    plural: str
     keypoints: tuple[str, ...]
-    root: str
     reference_bone: tuple[int, int]
-    reference_bone_words: str
     limbs: tuple[tuple[tuple[int, ...], Colour], ...]
-    groups: tuple[tuple[str, int], ...]
-    groups_order: str
 
     def __len__(self) -> int:
         return len(self.keypoints)
@@ -47,13 +37,6 @@ class Skeleton:
     def bones(self) -> tuple[tuple[int, int], ...]:
         """The two ends of each bone, limb by limb."""
         return tuple(bone for chain, _ in self.limbs for bone in itertools.pairwise(chain))
-
-    @cached_property
-    def mirror(self) -> tuple[int, ...]:
-        """(K,) the keypoint that each one becomes in a mirror image: left and right are exchanged."""
-        swapped = {"left": "right", "right": "left"}
-        sides = (name.partition("_") for name in self.keypoints)
-        return tuple(self.keypoints.index(f"{swapped.get(side, side)}{_}{part}") for side, _, part in sides)
 
 
 THUMB_IN_ANATOMY: Final = {"thumb_mcp": "thumb_cmc", "thumb_pip": "thumb_mcp", "thumb_dip": "thumb_ip"}
@@ -66,20 +49,12 @@ tip."""
 _FINGER_COLOURS: Final = ((255, 92, 92), (255, 190, 60), (110, 220, 90), (70, 170, 255), (205, 120, 255))
 
 HAND: Final = Skeleton(
-    name="hand",
-    plural="hands",
     keypoints=("wrist", *(f"{finger}_{joint}" for finger in FINGERS for joint in _JOINTS)),
-    root="wrist",
     reference_bone=(9, 10),
-    reference_bone_words="the middle finger's first phalanx",
     limbs=tuple(((0, *range(4 * n + 1, 4 * n + 5)), colour) for n, colour in enumerate(_FINGER_COLOURS)),
-    groups=(("wrist", 1), *((finger, len(_JOINTS)) for finger in FINGERS)),
-    groups_order="each finger from the palm to its tip",
 )
-"""FreiHAND's 21 keypoints in FreiHAND's order; the reference bone is FreiHAND's scale."""
-
-SKELETONS: Final[Mapping[str, Skeleton]] = {HAND.name: HAND}
-"""All skeletons by name. `pose.skeleton` takes these names."""
+"""FreiHAND's 21 keypoints in FreiHAND's order. The reference bone, the middle finger's first phalanx, is FreiHAND's
+scale."""
 
 HandOrder = Literal["freihand", "mano", "peclr"]
 _HAND_ORDERS: Final[dict[HandOrder, tuple[str, ...]]] = {

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from peclr_dali.skeleton import FINGERS, HAND, SKELETONS, HandOrder, Skeleton, hand_rows
+from peclr_dali.skeleton import HAND, HandOrder, hand_rows
 
 # Indices as their sources number them, written out: FreiHAND's and MANO's own, and those of the authors' test code.
 WHERE = {
@@ -47,19 +47,6 @@ def test_a_hands_bones_are_a_tree_from_the_wrist_outward() -> None:
         assert HAND.keypoints[parent] == expected
     assert HAND.reference_bone in HAND.bones
     assert [HAND.keypoints[row] for row in HAND.reference_bone] == ["middle_mcp", "middle_pip"]
-    assert [name for name, _ in HAND.groups] == ["wrist", *FINGERS]
-
-
-@pytest.mark.parametrize("skeleton", SKELETONS.values(), ids=SKELETONS)
-def test_the_parts_of_a_skeleton_are_consistent(skeleton: Skeleton) -> None:
-    count = len(skeleton)
-    assert SKELETONS[skeleton.name] is skeleton
-    assert len(set(skeleton.keypoints)) == count
-    assert skeleton.root in skeleton.keypoints
-    assert len(set(skeleton.reference_bone)) == 2
-    assert {end for bone in skeleton.bones for end in bone} == set(range(count))
-    assert sum(size for _, size in skeleton.groups) == count
-    assert [skeleton.mirror[row] for row in skeleton.mirror] == list(range(count))
 
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +54,7 @@ PRODUCT = [
     ROOT / "peclr_dali" / "cli.py",
     *(file for room in ("models", "pipelines", "train") for file in (ROOT / room).rglob("*.py")),
 ]
-NAMES = {word for skeleton in SKELETONS.values() for name in skeleton.keypoints for word in (name, name.split("_")[-1])}
+NAMES = {word for name in HAND.keypoints for word in (name, name.split("_")[-1])}
 
 
 def keypoints_in(file: Path) -> list[str]:

@@ -55,7 +55,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         self, config: FinetuneConfig, world: World, steps_per_epoch: int, index: Index, *, fresh: bool
     ) -> None:
         self.config = config
-        self._labels, self._validation = labels_to_learn(index, config.pose), load_validation(config)
+        self._labels, self._validation = labels_to_learn(index), load_validation(config)
         known = evaluation_constants(self._validation.index, self._validation.labels) if self._validation else {}
         constants = {"constant_epe_px": ("mean_keypoints", "epe_px"), "constant_pa_epe_cm": ("rigid_pose", "pa_epe_cm")}
         self._constants = {key: known[of][metric] for key, (of, metric) in constants.items() if of in known}

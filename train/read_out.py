@@ -63,7 +63,7 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         set_threads(config.train.threads, world)
         torch.manual_seed(config.run.seed)
         index = load_index(config.data)
-        labels = labels_to_learn(index, config.pose)
+        labels = labels_to_learn(index)
         network = start_pose_network(config.encoder, config.pose, config.geometry.side_px).network
         network = network.to(world.device).eval()
         folder.claim(config, 0)

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from peclr_dali.bench.studies.study import Study
 from peclr_dali.errors import UserError
-from peclr_dali.models.config import PoseConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
+from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneDataConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.distributed.world import single_process
@@ -88,7 +88,7 @@ class HeldOut:
     def __init__(self, run: PoseRun, overrides: Sequence[str]) -> None:
         self.run, self.config = run, evaluation_config(run, (), overrides)
         self.index = load_index(self.config.data)
-        self.labels = labels_to_learn(self.index, self.config.pose)
+        self.labels = labels_to_learn(self.index)
 
     def poses(self, index: Index, **options: Any) -> Poses:
         """The poses that the network predicts, for this index or one with other boxes."""
@@ -102,7 +102,7 @@ def measure_errors(run: PoseRun, overrides: Sequence[str], *, true_root: bool = 
     with progress_bar("measuring") as progress:
         poses = images.poses(images.index, progress=progress)
     if true_root:
-        root = images.labels.skeleton.keypoints.index(images.config.pose.root)
+        root = HAND.keypoints.index(images.config.pose.root)
         poses = with_true_root(poses, images.labels, root)
     tables = measure(run, images.config, images.index, images.labels, poses).tables
     group = images.index.group
@@ -172,4 +172,4 @@ def measure_constants(overrides: Sequence[str]) -> dict[str, dict[str, float]]:
     data = load_config(FinetuneConfig, (), overrides).data
     assert isinstance(data, FinetuneDataConfig)  # one source
     index = load_index(data)
-    return evaluation_constants(index, labels_to_learn(index, PoseConfig()))
+    return evaluation_constants(index, labels_to_learn(index))

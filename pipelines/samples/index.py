@@ -18,7 +18,7 @@ from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.partners import Partners
 from peclr_dali.pipelines.samples.store import Bytes, SelectedStore, Store
-from peclr_dali.skeleton import HAND, Skeleton
+from peclr_dali.skeleton import HAND
 
 _FAULTS_OF_A_FILE: Final = (
     None,  # an error of our own, such as a wrong checksum
@@ -53,9 +53,8 @@ class Index:
         box_px: (N, 3) float32, centre x, centre y and side of the square around the hand, in pixels of the image as
             decoded (EXIF orientation applied), corner-based (the centre of the first pixel is 0.5, 0.5). A side of 0
             means the square around the whole image.
-        keypoints_px: (N, K, 2) float32 in the same frame, or None; the K keypoints of `skeleton`. Pictures show them;
+        keypoints_px: (N, K, 2) float32 in the same frame, or None; the K keypoints of `HAND`. Pictures show them;
             pre-training reads them only for a loss that needs them. A keypoint that is not known is NaN.
-        skeleton: the names of the K keypoints, and their bones.
         mirror: (N,) bool, the samples whose canonical view is the box seen in a mirror, left for right, so that left
             hands look like right ones; None mirrors none. The mirror is part of `source_to_view_px` and not of the
             augmentation, so keypoints are mirrored too and the loss does not undo it. Boxes, keypoints and targets of
@@ -68,7 +67,7 @@ class Index:
               corner-based. `source_to_view_px` times K projects into a view, mirrored or not.
             - "xyz_m" (N, K, 3), keypoints in metres, in `keypoints_px`'s order, in the camera's frame: x right,
               y down, z forward, so K xyz divided by depth is `keypoints_px`. NaN where a keypoint is not known.
-            - "scale_m" (N,), metres, length of the skeleton's reference bone, which scale-normalised poses take as 1.
+            - "scale_m" (N,), metres, length of the reference bone, which scale-normalised poses take as 1.
             - "xyz_px" (N, K, 3), where no camera is known: `keypoints_px` and a depth in the same unit (weak
               perspective), so a pose up to scale and shift.
 
@@ -87,7 +86,6 @@ class Index:
     targets: dict[str, FloatArray] = field(default_factory=dict)
     sources: tuple[SourceRows, ...] = ()
     store: Store | None = None
-    skeleton: Skeleton = HAND
     partners: Partners | None = None
 
     def __post_init__(self) -> None:
@@ -95,9 +93,8 @@ class Index:
         for name, array in (self._arrays | self.targets).items():
             if array is not None and len(array) != count:
                 raise ValueError(f"{self.name}: {name} has {len(array)} rows for {count} samples")
-        if self.keypoints_px is not None and self.keypoints_px.shape[1] != len(self.skeleton):
-            found, expected = self.keypoints_px.shape[1], len(self.skeleton)
-            raise ValueError(f"{self.name}: found {found} keypoints, expected {expected} of a {self.skeleton.name}")
+        if self.keypoints_px is not None and self.keypoints_px.shape[1] != len(HAND):
+            raise ValueError(f"{self.name}: found {self.keypoints_px.shape[1]} keypoints, expected {len(HAND)}")
 
     def __len__(self) -> int:
         return len(self.paths)

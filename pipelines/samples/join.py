@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
 from peclr_dali.pipelines.samples.index import Index, LazyNames, SourceRows
 from peclr_dali.pipelines.samples.partners import Partners
 from peclr_dali.pipelines.samples.store import Bytes, Store
-from peclr_dali.skeleton import HAND, Skeleton
 
 
 def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
@@ -27,13 +25,9 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
 
     Keypoints of a source without any are NaN. If all sources have keypoints, missing targets "K" and "xyz_m" are NaN
     too. Other targets are kept only if all sources have them.
-
-    Raises:
-        UserError: the sources label different skeletons.
     """
     if len(indices) == 1:
         return indices[0]
-    skeleton = _common_skeleton(indices)
     root, folders = _common_root([str(index.root) for index in indices])
     counts = [len(index) for index in indices]
     stored = any(index.store is not None for index in indices)
@@ -51,7 +45,6 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
             SourceRows(index.name, len(index), weight) for index, weight in zip(indices, weights, strict=True)
         ),
         store=_JoinedStore(indices) if stored else None,
-        skeleton=skeleton,
         partners=Partners.joined([index.partners for index in indices], counts),
     )
 
@@ -71,15 +64,6 @@ class _JoinedStore(Store):
             if own:
                 read |= zip(own, index.read_many([row - first for row in own]), strict=True)
         return [read[row] for row in rows]
-
-
-def _common_skeleton(indices: Sequence[Index]) -> Skeleton:
-    """The skeleton of the sources that have keypoints."""
-    labelled = {index.skeleton.name: index for index in indices if index.keypoints_px is not None}
-    if len(labelled) > 1:
-        found = " and ".join(f"a {name} ({index.root})" for name, index in labelled.items())
-        raise UserError(f"the sources label {found}: expected one kind of skeleton. Train on them one by one")
-    return next((index.skeleton for index in labelled.values()), HAND)
 
 
 def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:

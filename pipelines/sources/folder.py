@@ -1,4 +1,4 @@
-"""Any folder of images of hands or bodies."""
+"""Any folder of images of hands."""
 
 from __future__ import annotations
 

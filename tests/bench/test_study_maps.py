@@ -15,7 +15,6 @@ from peclr_dali.bench.studies.measure import Arrays, measure_errors, measure_map
 from peclr_dali.models.pose import PoseOutput
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.distributed.world import World
@@ -33,8 +32,6 @@ def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Known(nn.Module):
     """Takes the place of a network: finds a blob of light, or always says the same."""
-
-    skeleton = HAND
 
     def __init__(self, *, finds: bool) -> None:
         super().__init__()

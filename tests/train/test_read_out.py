@@ -50,7 +50,7 @@ def test_its_poses_are_those_of_scikit_learn(name: str, hands: Path, tmp_path: P
     expected = (
         model.predict(features["val"]).reshape(-1, 21, 3)[..., :2] * boxes["val"][..., 2:] + boxes["val"][..., :2]
     )
-    labels = labels_to_learn(index, config.pose)  # of the validation split
+    labels = labels_to_learn(index)  # of the validation split
     poses = estimate_poses(run.network, index, labels.intrinsics, config, World())
     np.testing.assert_allclose(poses.keypoints_px, expected, rtol=0, atol=0.02)
     assert np.abs(poses.keypoints_px - labels.keypoints_px).max() > 0.5  # nothing is read off the labels

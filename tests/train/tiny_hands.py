@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.tables import to_dict
@@ -51,7 +50,7 @@ def write_hands(root: Path, poses: int, seed: int = 0) -> None:
         for pose, hand_m in enumerate(hands_m):
             homogeneous = hand_m @ camera.T
             image = np.full((SIDE_PX, SIDE_PX, 3), 40 * version, np.uint8)
-            draw_skeleton(image, homogeneous[:, :2] / homogeneous[:, 2:], HAND)
+            draw_skeleton(image, homogeneous[:, :2] / homogeneous[:, 2:])
             name = f"{pose + poses * version:08d}.jpg"
             assert cv2.imwrite(str(root / "training" / "rgb" / name), image[..., ::-1])
     scale_m = np.linalg.norm(hands_m[:, 9] - hands_m[:, 10], axis=1)

@@ -96,9 +96,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
     with progress_bar("checking") as progress:
         found = check.check_data(config.data, config.pipelines, out, device=device, progress=progress)
     for one in found:
-        what = (
-            "images" if one.bad == len(one.reasons) else f"{one.index.skeleton.plural}, in {len(one.reasons)} images,"
-        )
+        what = "images" if one.bad == len(one.reasons) else f"hands, in {len(one.reasons)} images,"
         say(f"{one.index.root}: {one.bad} of {len(one.index)} {what} cannot be used, see {one.list_file}")
         for path, reason in list(one.reasons.items())[:5]:
             say(f"  {path}: {reason}")

@@ -82,7 +82,7 @@ def evaluate(
     "--box",
     default=None,
     metavar="BOX",
-    help="Box X0,Y0,X1,Y1 around the hand or body, in pixels; or a file of boxes, as for data.box: IMAGE is then the "
+    help="Box X0,Y0,X1,Y1 around the hand, in pixels; or a file of boxes, as for data.box: IMAGE is then the "
     "folder of its pictures.  [default: the whole picture]",
 )
 @click.option("--intrinsics", default=None, type=PATH, help="JSON file with one 3 x 3 camera matrix for all pictures.")
@@ -133,7 +133,7 @@ def predict(
     if done.predictions[0].joints is None:
         say("the poses have only 2D keypoints: the network was trained without depths")
     elif scale_m is None:
-        say(f"poses are scale-normalised: {done.skeleton.reference_bone_words} has length 1. --scale-m gives metres")
+        say("poses are scale-normalised: the middle finger's first phalanx has length 1. --scale-m gives metres")
     if options["intrinsics"] is None and done.predictions[0].joints is not None:
         say("the focal length is assumed to be the picture's longer side: set the true camera with --intrinsics")
     for line in done.unreadable:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.train.pose.labels import PoseLabels, left_for_right
+from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.metrics import (
     Floats,
     align,
@@ -51,11 +51,9 @@ def mean_keypoints_px(labels: PoseLabels, box_px: npt.NDArray[np.float32]) -> Fl
     """
     side_px = np.where(box_px[:, 2] > 0, box_px[:, 2], np.nan)[:, None, None]
     turned = np.where(labels.mirror[:, None], [-1.0, 1.0], 1.0)[:, None]  # (N, 1, 2)
-    in_box = (labels.keypoints_px - box_px[:, None, :2]) / side_px * turned
-    in_box = left_for_right(in_box.astype(np.float64), labels.mirror, labels.skeleton)
+    in_box = ((labels.keypoints_px - box_px[:, None, :2]) / side_px * turned).astype(np.float64)
     mean = np.ma.masked_invalid(in_box).mean(axis=0).filled(np.nan)
-    placed = left_for_right(np.broadcast_to(mean, in_box.shape), labels.mirror, labels.skeleton)
-    return np.asarray(placed * turned * side_px + box_px[:, None, :2])
+    return np.asarray(mean * turned * side_px + box_px[:, None, :2])
 
 
 def constant_pose_errors(known_m: Floats, measured_m: Floats) -> dict[str, dict[str, float]]:

@@ -74,7 +74,7 @@ def evaluate(
     world = single_process(config.train.device)
     index = load_index(config.data)
     labels = PoseLabels.of(index)
-    _require_measurable(index, labels, runs, submission=submission)
+    _require_measurable(index, labels, submission=submission)
     folder = _folder(out, source)
     estimate = partial(_ESTIMATES[crop], world=world)
     poses = estimate(run.network, index, labels.intrinsics, config, progress=progress)
@@ -118,7 +118,7 @@ def evaluate(
     return Evaluated(tables, written + results_files)
 
 
-def _require_measurable(index: Index, labels: PoseLabels, runs: Sequence[PoseRun], *, submission: bool) -> None:
+def _require_measurable(index: Index, labels: PoseLabels, *, submission: bool) -> None:
     """Check that the images have what is measured, or what a submission needs."""
     if not submission and not labels.labelled:
         raise UserError(
@@ -130,19 +130,13 @@ def _require_measurable(index: Index, labels: PoseLabels, runs: Sequence[PoseRun
             f"{index.root} ({index.name}) lacks camera matrices or scales, and a submission is in metres: add "
             "evaluation_K.json and evaluation_scale.json"
         )
-    for run in runs if labels.labelled else ():
-        if labels.skeleton is not run.network.skeleton:
-            raise UserError(
-                f"{index.root} ({index.name}) has labels of a {labels.skeleton.name}, but {run.path} predicts a "
-                f"{run.network.skeleton.name}: use another source"
-            )
 
 
 def _title(evaluation: Evaluation) -> str:
     """The checkpoint, the number of poses that were measured, and why others were not."""
     errors = evaluation.errors
     left_out = f", left out: {errors.reasons}" if errors.reasons else ""
-    return f"{evaluation.run.path}, {errors.measured} {evaluation.labels.skeleton.plural}{left_out}"
+    return f"{evaluation.run.path}, {errors.measured} hands{left_out}"
 
 
 def _folder(out: Path | None, source: Path) -> Path:

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from peclr_dali.errors.terminal import printable
 from peclr_dali.pipelines.config import each_source
+from peclr_dali.skeleton import HAND
 from peclr_dali.train.evaluation.network_errors import Evaluation
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.metrics import (
@@ -67,7 +68,7 @@ def results(
         "confidence": 0.95,
         "constants": constants,
         "per_keypoint": {
-            name: dict(zip(evaluation.labels.skeleton.keypoints, _for_json(mean_over_samples(table)), strict=True))
+            name: dict(zip(HAND.keypoints, _for_json(mean_over_samples(table)), strict=True))
             for name, table in evaluation.tables.items()
         },
         "pck": {

@@ -15,10 +15,11 @@ from peclr_dali.errors import UserError
 from peclr_dali.models.pose import PoseNetwork, view_intrinsics
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.to_device import to_device
+from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pose.inference import Floats, Poses, Progress, inference, with_wrist
-from peclr_dali.train.pose.labels import PoseLabels, left_for_right
+from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.runs.pictures import Image
 from peclr_dali.writing import whole_file, write_text
 
@@ -53,7 +54,7 @@ def estimate_in_two_passes(
     count, batch, side_px = len(index), config.validation.batch, config.geometry.side_px
     samples = np.arange(count)
     mirror = index.mirrored
-    keypoints_px, joints = (np.full((count, len(network.skeleton), columns), np.nan) for columns in (2, 3))
+    keypoints_px, joints = (np.full((count, len(HAND), columns), np.nan) for columns in (2, 3))
     matrices = np.zeros((count, 2, 3))
     kept: list[Image] = []
     kept_rows: list[int] = []
@@ -100,8 +101,8 @@ def estimate_in_two_passes(
     shown = np.stack(kept) if kept else np.empty((0, side_px, side_px, 3), np.uint8)
     return Poses(
         samples,
-        left_for_right(with_wrist(keypoints_px, joints, intrinsics, config.pose), mirror, network.skeleton),
-        left_for_right(joints, mirror, network.skeleton),
+        with_wrist(keypoints_px, joints, intrinsics, config.pose),
+        joints,
         np.array(kept_rows, np.int64),
         shown,
         matrices,

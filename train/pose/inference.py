@@ -19,11 +19,11 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from peclr_dali.pipelines.to_device import to_device
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.pose.labels import left_for_right
 from peclr_dali.train.steps.training_state import PRECISIONS
 
 Floats = npt.NDArray[np.float64]
@@ -37,7 +37,7 @@ class Poses:
 
     Attributes:
         samples: (N,) rows of the index that were used; a bad file is replaced by a substitute.
-        keypoints_px: (N, K, 2) in pixels of the source as decoded, corner-based. Keypoint 0 of a hand is the wrist, for
+        keypoints_px: (N, K, 2) in pixels of the source as decoded, corner-based. Keypoint 0 is the wrist, for
             a network that predicts the palm in its place too.
         joints: (N, K, 3) in the source camera's frame, in units of the reference bone's length.
         image_rows: (M,) the rows, among the N predictions, of the views in `images`.
@@ -143,8 +143,7 @@ def estimate_poses(
     step_rows = each * world.world_size
     rows = -(-count // step_rows) * step_rows
     samples = torch.zeros(rows, dtype=torch.int64)
-    keypoints = len(network.skeleton)
-    keypoints_px, joints = (torch.zeros(rows, keypoints, columns, dtype=torch.float64) for columns in (2, 3))
+    keypoints_px, joints = (torch.zeros(rows, len(HAND), columns, dtype=torch.float64) for columns in (2, 3))
     matrices = torch.zeros(rows, 2, 3, dtype=torch.float64)
     images: dict[int, npt.NDArray[np.uint8]] = {}
 
@@ -172,11 +171,10 @@ def estimate_poses(
         world.sum_(table)  # exact, since only one number of each sum is not zero
     side_px = config.geometry.side_px
     found, in_px, in_3d, affine = (table[:count].numpy() for table in (samples, keypoints_px, joints, matrices))
-    mirrored = index.mirrored[found]
     return Poses(
         found,
-        left_for_right(with_wrist(in_px, in_3d, intrinsics[found], config.pose), mirrored, network.skeleton),
-        left_for_right(in_3d, mirrored, network.skeleton),
+        with_wrist(in_px, in_3d, intrinsics[found], config.pose),
+        in_3d,
         np.array(list(images), np.int64),
         np.stack(list(images.values())) if images else np.empty((0, side_px, side_px, 3), np.uint8),
         affine,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,12 @@ from peclr_dali.models.pose import project, view_intrinsics
 from peclr_dali.pipelines.batch import View
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.to_device import to_device
-from peclr_dali.skeleton import Skeleton
+from peclr_dali.skeleton import HAND
 
 log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
-Points = TypeVar("Points", npt.NDArray[np.float32], npt.NDArray[np.float64])
 
 FOCAL_BOXES = 5.0
 """Assumed focal length of an unknown camera, in sides of the box; FreiHAND's cameras have about this."""
@@ -55,7 +54,6 @@ class PoseLabels:
     """Labels of N samples. Unknown values are NaN.
 
     Attributes:
-        skeleton: names and bones of the K keypoints.
         joints: (N, K, 3) in the camera's frame: in metres, or without a known camera in pixels up to scale and shift.
         in_metres: whether `joints` are in metres.
         scale_m: (N,) length of the reference bone, NaN where unknown.
@@ -65,7 +63,6 @@ class PoseLabels:
         mirror: (N,) whether the canonical view is mirrored.
     """
 
-    skeleton: Skeleton
     joints: Floats
     in_metres: bool
     scale_m: Floats
@@ -78,18 +75,17 @@ class PoseLabels:
     def of(cls, index: Index) -> PoseLabels:
         """The labels of an index, not copied; missing ones are NaN."""
         count, targets = len(index), index.targets
-        unknown = np.broadcast_to(np.float32(np.nan), (count, len(index.skeleton), 3))
+        unknown = np.broadcast_to(np.float32(np.nan), (count, len(HAND), 3))
         joints, in_metres = targets.get("xyz_m", targets.get("xyz_px", unknown)), "xyz_m" in targets
         scale_m = targets.get("scale_m", unknown[:, 0, 0])
         if in_metres and "scale_m" not in targets:  # the dataset has no scales, so they are measured on the joints
-            start, end = index.skeleton.reference_bone
+            start, end = HAND.reference_bone
             scale_m = np.linalg.norm(joints[:, start] - joints[:, end], axis=1)
         intrinsics = targets.get("K", unknown[:, :3])
         has_camera = np.asarray(np.isfinite(intrinsics).all(axis=(1, 2)))
         if not has_camera.all():
             intrinsics = np.where(has_camera[:, None, None], intrinsics, _assumed_cameras(index.box_px))
         return cls(
-            index.skeleton,
             joints,
             in_metres,
             np.where(scale_m > 0, scale_m, np.float32(np.nan)),
@@ -127,28 +123,25 @@ class PoseLabels:
         def tensor(values: Floats) -> Tensor:
             return to_device(values, view.image.device).to(dtype)
 
-        def points(values: Floats) -> Tensor:
-            return tensor(left_for_right(values[rows], self.mirror[rows], self.skeleton))
-
         affine = view.source_to_view_px.to(dtype)  # (N, 2, 3)
         intrinsics = view_intrinsics(tensor(self.intrinsics[rows]), affine)
-        keypoints_px = points(self.keypoints_px) @ affine[:, :, :2].mT + affine[:, None, :, 2]
-        joints = points(self.joints) / tensor(self.scale_m[rows])[:, None, None]
+        keypoints_px = tensor(self.keypoints_px[rows]) @ affine[:, :, :2].mT + affine[:, None, :, 2]
+        joints = tensor(self.joints[rows]) / tensor(self.scale_m[rows])[:, None, None]
         if pose.first_keypoint == "palm":
-            palm = (joints[:, :1] + joints[:, self.skeleton.reference_bone[0]][:, None]) / 2
+            palm = (joints[:, :1] + joints[:, HAND.reference_bone[0]][:, None]) / 2
             joints = torch.cat([palm, joints[:, 1:]], dim=1)
             keypoints_px = torch.cat([project(palm, intrinsics), keypoints_px[:, 1:]], dim=1)
-        root_depth = joints[:, self.skeleton.keypoints.index(pose.root), 2]
+        root_depth = joints[:, HAND.keypoints.index(pose.root), 2]
         return PoseTargets(intrinsics, keypoints_px, joints[..., 2] - root_depth[:, None], root_depth)
 
 
-def labels_to_learn(index: Index, pose: PoseConfig) -> PoseLabels:
+def labels_to_learn(index: Index) -> PoseLabels:
     """The labels of an index, checked for training a pose network.
 
     Without 3D keypoints, a warning says that only 2D keypoints are learnt.
 
     Raises:
-        UserError: keypoints or camera matrices are missing, or `pose` has another skeleton.
+        UserError: keypoints or camera matrices are missing.
     """
     missing = [name for name in ("K", "xyz_m") if name not in index.targets]
     of_source = np.split(index.keypoints_px, np.cumsum(index.counts)[:-1]) if index.keypoints_px is not None else []
@@ -157,26 +150,16 @@ def labels_to_learn(index: Index, pose: PoseConfig) -> PoseLabels:
             f"{index.root} ({index.name}) has no {' and no '.join(missing or ['keypoints'])}: a pose is learnt "
             f"from camera matrices and 3D keypoints, so use a labelled source, or pre-train on this one"
         )
-    if index.skeleton.name != pose.skeleton:
-        raise UserError(
-            f"{index.root} ({index.name}) has labels of a {index.skeleton.name}, pose.skeleton is {pose.skeleton!r}: "
-            f"set pose.skeleton = {index.skeleton.name!r}, or use another source"
-        )
     labels = PoseLabels.of(index)
     if not labels.in_metres:
         log.warning("%s (%s) has no 3D keypoints: only 2D keypoints are learnt, no depths", index.root, index.name)
     elif np.isnan(labels.scale_m).all():
-        ends = " to ".join(index.skeleton.keypoints[end] for end in index.skeleton.reference_bone)
+        ends = " to ".join(HAND.keypoints[end] for end in HAND.reference_bone)
         raise UserError(
-            f"{index.root} ({index.name}): no {index.skeleton.name} has a label for the length of its reference "
-            f"bone ({ends}). Depths are divided by this length: add labels"
+            f"{index.root} ({index.name}): no hand has a label for the length of its reference bone ({ends}). Depths "
+            "are divided by this length: add labels"
         )
     return labels
-
-
-def left_for_right(points: Points, mirror: npt.NDArray[np.bool_], skeleton: Skeleton) -> Points:
-    """Exchange the left and right keypoints of mirrored samples: (N, K, C) to (N, K, C)."""
-    return np.where(mirror[:, None, None], points[:, skeleton.mirror], points)
 
 
 def _assumed_cameras(box_px: Floats) -> Floats:

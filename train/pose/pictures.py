@@ -11,7 +11,6 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from peclr_dali.skeleton import Skeleton
 from peclr_dali.train.pose.inference import Floats, Poses
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.validation import best_of
@@ -72,35 +71,34 @@ def pose_picture(poses: Poses, shown: int, labels: PoseLabels, sample: int, *, d
     `shown` is the number of the view in `poses`; `sample` is the row of its label. Without depths the third picture is
     empty.
     """
-    image, row, skeleton = poses.images[shown], int(poses.image_rows[shown]), labels.skeleton
+    image, row = poses.images[shown], int(poses.image_rows[shown])
     large: Image = np.asarray(cv2.resize(image, (POSE_PX, POSE_PX), interpolation=cv2.INTER_CUBIC), np.uint8)
     matrix = poses.source_to_view_px[row] * (POSE_PX / image.shape[0])
     overlays = []
     for keypoints_px in (labels.keypoints_px[sample], poses.keypoints_px[row]):
         overlay = large.copy()
-        draw_skeleton(overlay, keypoints_px @ matrix[:, :2].T + matrix[:, 2], skeleton)
+        draw_skeleton(overlay, keypoints_px @ matrix[:, :2].T + matrix[:, 2])
         overlays.append(overlay)
     side = np.full_like(large, _BACKGROUND)
     if depth:
         true = labels.joints[sample].astype(np.float64) / float(labels.scale_m[sample])
-        side = side_view(poses.joints[row], true if np.isfinite(true).all() else None, skeleton, POSE_PX)
+        side = side_view(poses.joints[row], true if np.isfinite(true).all() else None, POSE_PX)
     return np.concatenate([*overlays, side], axis=1)
 
 
-def side_view(joints: Floats, true: Floats | None, skeleton: Skeleton, side_px: int) -> Image:
+def side_view(joints: Floats, true: Floats | None, side_px: int) -> Image:
     """Draw a pose from the side with the camera on the left: depth to the right, y down; the true pose in grey.
 
-    Both are (K, 3) in the camera's frame, in reference bones, and are drawn with their roots at the same point.
+    Both are (K, 3) in the camera's frame, in reference bones, and are drawn with their wrists at the same point.
     """
     picture = np.full((side_px, side_px, 3), _BACKGROUND, np.uint8)
-    root = skeleton.keypoints.index(skeleton.root)
     around = joints if true is None else true
-    around = around - around[root]
+    around = around - around[0]
     low, high = np.nanmin(around, axis=0), np.nanmax(around, axis=0)
     pixels_per_bone = 0.75 * side_px / max(float((high - low)[1:].max()), 4.0)
     centre = (low + high)[[2, 1]] / 2
     for pose, grey in ((true, 130), (joints, None)):
         if pose is not None:
-            points_px = ((pose - pose[root])[:, [2, 1]] - centre) * pixels_per_bone + side_px / 2
-            draw_skeleton(picture, points_px, skeleton, grey=grey)
+            points_px = ((pose - pose[0])[:, [2, 1]] - centre) * pixels_per_bone + side_px / 2
+            draw_skeleton(picture, points_px, grey=grey)
     return picture

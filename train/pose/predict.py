@@ -30,7 +30,6 @@ from peclr_dali.pipelines.views.draws import draw_view
 from peclr_dali.pipelines.views.plan import plan_views
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.pose.inference import Progress, canonical_view, from_view, inference, with_wrist
-from peclr_dali.train.pose.labels import left_for_right
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, require_finite
 from peclr_dali.train.pose.predictions import FILE, Predicted, Prediction, save_drawing, write_predictions
 from peclr_dali.train.runs.pictures import Image
@@ -72,13 +71,13 @@ def predict(
         run: a fine-tuning run's folder, or a checkpoint.
         images: files and folders.
         out: folder for the results; it must not hold any of the pictures that are given by name.
-        box_px: x0, y0, x1, y1 of a box around the hand or body, in pixels of the picture as displayed; None: the whole
+        box_px: x0, y0, x1, y1 of a box around the hand, in pixels of the picture as displayed; None: the whole
             picture.
         boxes: a file of boxes, as `data.box`; then `images` is the folder that its names are relative to. Each hand is
             a prediction; left ones are mirrored for the network.
         intrinsics: JSON file with the camera matrix of the pictures; None: the focal length is the picture's longer
             side and the principal point its centre.
-        scale_m: length of the skeleton's reference bone in metres; None: the pose is in units of that length.
+        scale_m: length of the reference bone in metres; None: the pose is in units of that length.
         drawings: number of predictions to draw, the first ones; None: all.
         progress: called with (pictures done, pictures in all).
 
@@ -97,7 +96,6 @@ def predict(
     camera = None if intrinsics is None else read_intrinsics(intrinsics)
     done = Predicted(
         checkpoint=loaded.path,
-        skeleton=loaded.network.skeleton,
         unit="reference_bone" if scale_m is None else "m",
         intrinsics_assumed=camera is None,
         predictions=[],
@@ -157,9 +155,6 @@ def _predicted(
     in_picture = from_view(output.keypoints_px.double().cpu(), to_view.double())
     require_finite(run.path, in_picture)
     keypoints_px = with_wrist(in_picture.numpy(), joints, cameras, run.config.pose)
-    keypoints_px, joints = (
-        left_for_right(points, hands.mirrored, run.network.skeleton) for points in (keypoints_px, joints)
-    )
     edges_px = np.column_stack([box_px[:, :2] - box_px[:, 2:] / 2, box_px[:, :2] + box_px[:, 2:] / 2])
     return [
         Prediction(

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import printable
 from peclr_dali.parsing import parse_json, regular
-from peclr_dali.skeleton import Skeleton
+from peclr_dali.skeleton import HAND
 from peclr_dali.train.pose.metrics import Floats
 from peclr_dali.train.runs.pictures import Image, save_figure
 from peclr_dali.writing import write_text
@@ -57,12 +57,11 @@ class Predicted:
     """The results of one call.
 
     Attributes:
-        unit: of the joints: "m", or "reference_bone": the length of the skeleton's reference bone is 1.
+        unit: of the joints: "m", or "reference_bone": the length of the reference bone is 1.
         unreadable: a line for each picture that could not be read.
     """
 
     checkpoint: Path
-    skeleton: Skeleton
     unit: Literal["m", "reference_bone"]
     intrinsics_assumed: bool
     predictions: list[Prediction]
@@ -73,8 +72,7 @@ def write_predictions(folder: Path, predicted: Predicted) -> None:
     """Write `predictions.json`: a line for what all predictions share, and one for each of them."""
     shared = {
         "checkpoint": str(predicted.checkpoint),
-        "skeleton": predicted.skeleton.name,
-        "keypoints": list(predicted.skeleton.keypoints),
+        "keypoints": HAND.keypoints,
         "unit": predicted.unit,
         "intrinsics_assumed": predicted.intrinsics_assumed,
     }
@@ -129,7 +127,7 @@ def save_drawing(path: Path, image: Image, one: Prediction, shared: Predicted) -
         whole, crop = figure.add_subplot(1, 3, 1), figure.add_subplot(1, 3, 2)
         for axes in (whole, crop):
             axes.imshow(small, extent=(0, width, height, 0), interpolation="nearest" if shrink == 1 else "antialiased")
-            _draw_flat(axes, one.keypoints_px, shared.skeleton)
+            _draw_flat(axes, one.keypoints_px)
             axes.set_facecolor("0.9")
         whole.add_patch(mpl.patches.Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor="0.5", linestyle=":"))
         whole.set_xlim(0, width)
@@ -148,8 +146,8 @@ def save_drawing(path: Path, image: Image, one: Prediction, shared: Predicted) -
             save_figure(path, figure, dpi=110)
 
 
-def _draw_flat(axes: Any, keypoints_px: Floats, skeleton: Skeleton) -> None:
-    for chain, colour in skeleton.limbs:
+def _draw_flat(axes: Any, keypoints_px: Floats) -> None:
+    for chain, colour in HAND.limbs:
         x, y = keypoints_px[list(chain)].T
         shade = tuple(value / 255 for value in colour)
         axes.plot(x, y, "-", color="black", linewidth=3.2, solid_capstyle="round")  # visible on bright and dark pixels
@@ -158,15 +156,14 @@ def _draw_flat(axes: Any, keypoints_px: Floats, skeleton: Skeleton) -> None:
 
 def _draw_space(axes: Any, joints: Floats, shared: Predicted) -> None:
     """Draw the pose in 3D as seen from beside the camera: x to the right, y up, depth into the page."""
-    skeleton = shared.skeleton
     factor, label = (100.0, "cm") if shared.unit == "m" else (1.0, "reference bones: scale-normalised")
-    x, z, y = ((joints - joints[skeleton.keypoints.index(skeleton.root)]) * [factor, -factor, factor]).T
-    for chain, colour in skeleton.limbs:
+    x, z, y = ((joints - joints[0]) * [factor, -factor, factor]).T
+    for chain, colour in HAND.limbs:
         rows = list(chain)
         axes.plot(x[rows], y[rows], z[rows], ".-", color=tuple(value / 255 for value in colour), linewidth=2)
     axes.set_aspect("equal", adjustable="datalim")
     axes.view_init(elev=15, azim=-65)
     axes.set_xlabel("x")
     axes.set_ylabel("depth")
-    axes.set_title(f"from the {skeleton.root.replace('_', ' ')}, in {label}", fontsize=9)
+    axes.set_title(f"from the wrist, in {label}", fontsize=9)
     axes.tick_params(labelsize=7)

@@ -36,7 +36,7 @@ def load_validation(config: FinetuneConfig) -> Validation | None:
     if config.validation.every_epochs == 0 or any(source.split != "train" for source in sources):
         return None
     index = load_index([dataclasses.replace(source, split="val", label_fraction=1.0) for source in sources])
-    return Validation(index, labels_to_learn(index, config.pose))
+    return Validation(index, labels_to_learn(index))
 
 
 def validate(

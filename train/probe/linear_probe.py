@@ -15,6 +15,7 @@ from peclr_dali.models.network import ContrastiveNetwork
 from peclr_dali.models.pose import back_project, normalize_keypoints
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.subsets import in_fraction
+from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.world import World
@@ -54,11 +55,11 @@ class Probe:
 
     def __init__(self, index: Index, rows: Rows, fitted: Bools, config: Config, world: World) -> None:
         self._world, self._alpha, self._side_px = world, config.probe.ridge, config.geometry.side_px
-        self._keypoints, count = len(index.skeleton), len(rows)
+        self._keypoints, count = len(HAND), len(rows)
         step_rows = _CHUNK * world.world_size
         self._padded = -(-count // step_rows) * step_rows
         self._views: list[tuple[Tensor, Tensor]] = []  # positions, pixels
-        labels, pose = PoseLabels.of(index), PoseConfig(skeleton=index.skeleton.name)
+        labels, pose = PoseLabels.of(index), PoseConfig()
         widths = [3 * self._keypoints, 9, 1, 1, 1]  # the parts of `known`
         table = torch.zeros(self._padded, sum(widths), dtype=torch.float64)
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from peclr_dali.models.losses import LOSSES
-from peclr_dali.skeleton import SKELETONS
+from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.evaluation.report import PCK
@@ -54,8 +54,6 @@ class Section(NamedTuple):
 
 def error_charts(found: Measured) -> Section:
     """PCK curves and errors by keypoint."""
-    config = found.runs[0].config
-    assert isinstance(config, FinetuneConfig), "no other run is evaluated"
     names, results = [run.name for run in found.runs], found.results
     charts = []
     for name, (title, unit, factor, _) in PCK.items():
@@ -67,18 +65,18 @@ def error_charts(found: Measured) -> Section:
                 axes.set(ylim=(0, 1), xlabel=f"distance [{unit}]")
                 axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
             charts += figures
-    skeleton = SKELETONS[config.pose.skeleton]
-    limbs, sizes = zip(*skeleton.groups, strict=True)
-    limb = np.repeat(np.arange(len(sizes)), sizes)  # (K,)
-    starts, width = np.arange(len(skeleton)) + 0.7 * limb, 0.9 / len(results)
+    parts = [name.partition("_")[0] for name in HAND.keypoints]  # "wrist", or the finger
+    part_names = list(dict.fromkeys(parts))
+    part = np.array([part_names.index(name) for name in parts])  # (K,)
+    starts, width = np.arange(len(HAND)) + 0.7 * part, 0.9 / len(results)
     for name, (_, unit, _, metric) in PCK.items():
         if all(metric in result["per_keypoint"] for result in results) and name != "3d_m":
             with _chart(f"Mean error of each keypoint, {unit}", names) as (axes, figures):
                 for number, result in enumerate(results):
                     means = np.array([*result["per_keypoint"][metric].values()], np.float64)
                     axes.bar(starts + number * width, means, width, align="edge")
-                axes.set_xticks([starts[limb == number].mean() + 0.45 for number in range(len(sizes))], limbs)
-                axes.set_xlabel(skeleton.groups_order)
+                axes.set_xticks([starts[part == number].mean() + 0.45 for number in range(len(part_names))], part_names)
+                axes.set_xlabel("each finger from the palm to its tip")
             charts += figures
     return Section("Where the errors are", "PCK: the share of keypoints whose error is at most the distance.", charts)
 

@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.skeleton import Skeleton
+from peclr_dali.skeleton import HAND
 from peclr_dali.writing import write_bytes
 
 Image = npt.NDArray[np.uint8]
@@ -26,12 +26,10 @@ Image = npt.NDArray[np.uint8]
 _GAP_PX = 8  # margin between and around the pictures of a sheet
 
 
-def draw_skeleton(
-    image: Image, keypoints_px: npt.NDArray[np.floating], skeleton: Skeleton, *, grey: int | None = None
-) -> None:
+def draw_skeleton(image: Image, keypoints_px: npt.NDArray[np.floating], *, grey: int | None = None) -> None:
     """Draw keypoints (K, 2), corner-based, and their bones onto `image` (H, W, 3) RGB, in place.
 
-    Each limb has its colour, or all are `grey`. Unknown keypoints (NaN) are left out.
+    Each finger has its colour, or all are `grey`. Unknown keypoints (NaN) are left out.
     """
     shift = 4  # OpenCV draws at sixteenths of a pixel, with 0 at a pixel's centre
     known = np.isfinite(keypoints_px).all(axis=1)
@@ -40,9 +38,7 @@ def draw_skeleton(
         x, y = np.rint((np.clip(keypoints_px[keypoint], -1e4, 1e4) - 0.5) * 2**shift).astype(int)
         return int(x), int(y)
 
-    # A keypoint where limbs only begin is drawn last, as a limb of length 0.
-    hubs = {start for start, _ in skeleton.bones} - {end for _, end in skeleton.bones}
-    for chain, colour in (*skeleton.limbs, *(((hub, hub), (255, 255, 255)) for hub in hubs)):
+    for chain, colour in (*HAND.limbs, ((0, 0), (255, 255, 255))):  # the wrist last, as a limb of length 0
         shown = colour if grey is None else (grey, grey, grey)
         for start, end in itertools.pairwise(chain):
             if known[start] and known[end]:
@@ -72,7 +68,7 @@ def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24) -> 
                 matrix = view.source_to_view_px[row].double().cpu().numpy()
                 keypoints = index.keypoints_px[sample] @ matrix[:, :2].T + matrix[:, 2]
                 if np.isfinite(keypoints).any():  # one of several sources may have no keypoints
-                    draw_skeleton(pictures[-1], keypoints * enlarge, index.skeleton)
+                    draw_skeleton(pictures[-1], keypoints * enlarge)
         pairs.append(np.concatenate(pictures, axis=1))
     save_sheet(path, pairs, columns=6)
 

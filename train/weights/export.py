@@ -20,6 +20,7 @@ from peclr_dali.models.encoders import make_encoder
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.models.weights import encoder_state
 from peclr_dali.pipelines.config import each_source
+from peclr_dali.skeleton import HAND
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, random_views
 from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint, sha256_of
 from peclr_dali.writing import refuse_inputs, whole_file, write_bytes
@@ -164,7 +165,7 @@ def export_onnx(source: Path, out: Path) -> str:
 
 def preprocessing(run: PoseRun) -> dict[str, Any]:
     """What the ONNX file says about its inputs and outputs."""
-    geometry, skeleton = run.config.geometry, run.network.skeleton
+    geometry = run.config.geometry
     return {
         "image": "uint8 RGB, NCHW: the square about the box's centre, its side the box's longer one times box_margin",
         "frame": "corner-based: the centre of the first pixel is (0.5, 0.5); OpenCV counts it as (0, 0)",
@@ -172,9 +173,8 @@ def preprocessing(run: PoseRun) -> dict[str, Any]:
         "box_margin": run.box_margin,
         "halved_before_the_warp": geometry.antialias,
         "outside_of_the_picture": geometry.fill,
-        "skeleton": skeleton.name,
-        "keypoints": skeleton.keypoints,
-        "keypoint_0_of_keypoints_px": "palm" if run.config.pose.first_keypoint == "palm" else skeleton.keypoints[0],
-        "joints": f"in the camera's frame, in lengths of {skeleton.reference_bone_words}",
+        "keypoints": HAND.keypoints,
+        "keypoint_0_of_keypoints_px": "palm" if run.config.pose.first_keypoint == "palm" else "wrist",
+        "joints": "in the camera's frame, in lengths of the middle finger's first phalanx",
         "depths_were_learnt": run.depth,
     }

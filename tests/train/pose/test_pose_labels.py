@@ -150,7 +150,7 @@ def test_the_palm_stands_halfway_between_wrist_and_middle_mcp(hands_m: npt.NDArr
 def test_images_without_labels_are_refused() -> None:
     index = Index("photos", Path("photos"), ["a.jpg"], np.zeros((1, 3), np.float32))
     with pytest.raises(UserError, match=r"photos \(photos\) has no K and no xyz_m.*pre-train on this one"):
-        labels_to_learn(index, PoseConfig())
+        labels_to_learn(index)
 
 
 def test_geometry_of_fine_tuning_is_the_papers() -> None:

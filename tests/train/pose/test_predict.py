@@ -91,7 +91,7 @@ def test_every_kind_of_picture_gives_a_pose_and_a_drawing(run: Path, tmp_path: P
         assert np.shape(one["joints"]) == (21, 3)
         assert np.isfinite(one["joints"]).all()
     shared = json.loads((tmp_path / "out" / "predictions.json").read_text())
-    assert (shared["skeleton"], shared["unit"], shared["intrinsics_assumed"]) == ("hand", "reference_bone", True)
+    assert (shared["unit"], shared["intrinsics_assumed"]) == ("reference_bone", True)
 
 
 def test_each_picture_is_read_once_and_results_are_written_meanwhile(
