@@ -1,57 +1,37 @@
 """Run `.venv/bin/python -m examples.own_loss`: pre-trains with a new loss. Run it again to continue.
 
-The loss is alignment and uniformity (Wang and Isola 2020, arXiv 2005.10242). Its fields are keys of the table [loss].
+The loss is alignment and uniformity (Wang and Isola 2020, arXiv 2005.10242).
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import ClassVar, Literal
 
 import cv2
 import numpy as np
 import torch
-from pydantic import ConfigDict, PositiveFloat
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from peclr_dali.models.losses import LOSSES
-from peclr_dali.models.losses.loss import Loss, require_pairs
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pretrain import pretrain
 
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class AlignUniform(Loss):
-    """Pulls the two views of a sample together on the unit sphere, and pushes different samples apart."""
-
-    name: Literal["align_uniform"] = "align_uniform"
-    uniformity: PositiveFloat = 1.0
-    sharpness: PositiveFloat = 2.0
-
-    title: ClassVar[str] = "Alignment and uniformity"
-
-    def __call__(self, embeddings: Tensor) -> Tensor:
-        """The loss, a scalar, of both views (2, N, D) of all samples."""
-        parts = self.parts(embeddings)
-        return parts["aligned"] + self.uniformity * parts["uniform"]
-
-    def parts(self, embeddings: Tensor) -> dict[str, Tensor]:
-        """The terms of the loss, for metrics.jsonl."""
-        require_pairs(embeddings, least=2)
-        views = F.normalize(embeddings.double(), dim=2)
-        different = ~torch.eye(views.shape[1], dtype=torch.bool, device=views.device)
-        likeness = (views @ views.mT)[:, different]
-        return {
-            "aligned": (views[0] - views[1]).square().sum(dim=1).mean(),
-            "uniform": (-2 * self.sharpness * (1 - likeness)).exp().mean(dim=1).log().mean(),  # |a - b|^2 = 2 - 2 a b
-        }
+WEIGHT = 0.5
+"""Weight of the uniformity."""
 
 
-LOSSES["align_uniform"] = AlignUniform
+def align_uniform(embeddings: Tensor) -> Tensor:
+    """Pulls the two views of a sample together on the unit sphere, and pushes different samples apart.
+
+    Takes both views (2, N, D) of all samples of a batch; returns a scalar.
+    """
+    views = F.normalize(embeddings, dim=2)
+    alignment = (views[0] - views[1]).square().sum(dim=1).mean()
+    # pdist: the distances of all pairs of samples
+    uniformity = torch.stack([torch.pdist(view).square().mul(-2).exp().mean().log() for view in views]).mean()
+    return alignment + WEIGHT * uniformity
 
 
 def draw_shapes(folder: Path, count: int, side_px: int = 96) -> None:
@@ -79,13 +59,13 @@ def main() -> None:
     args = options(__doc__, images=256, batch=64, epochs=4, data=Path(".data/own_loss"), out=Path("runs/own_loss"))
     draw_shapes(args.data, args.images)
     settings = [
-        "loss.name=align_uniform", "loss.uniformity=0.5", "data.source=folder", f"data.root={args.data}",
-        "geometry.side_px=32", "encoder.name=resnet18", "encoder.weights=random", "optim.lr=1e-3",
-        "optim.warmup_epochs=1", f"train.batch={args.batch}", f"train.micro_batch={args.batch // 2}",
-        f"train.epochs={args.epochs}", "run.log_every=1", f"run.out={args.out}",
+        "data.source=folder", f"data.root={args.data}", "geometry.side_px=32", "encoder.name=resnet18",
+        "encoder.weights=random", "optim.lr=1e-3", "optim.warmup_epochs=1", f"train.batch={args.batch}",
+        f"train.micro_batch={args.batch // 2}", f"train.epochs={args.epochs}", "run.log_every=1", f"run.out={args.out}",
     ]  # fmt: skip
-    for row in pretrain(load_config(Config, [], settings), "auto").read_metrics():
-        print(f"step {row['step']}: loss {row['loss']:.3f} = {row['aligned']:.3f} + 0.5 * {row['uniform']:.3f}")
+    for row in pretrain(load_config(Config, [], settings), "auto", align_uniform).read_metrics():
+        parts = f"{row['alignment']:.3f} + {WEIGHT} * {row['uniformity']:.3f}"
+        print(f"step {row['step']}: loss {row['loss']:.3f} = {parts}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Configuration of the networks. The losses have theirs in `peclr_dali.models.losses`.
+"""Configuration of the networks and of the loss of pre-training.
 
 This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
@@ -11,12 +11,15 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import Width, one_of
+from peclr_dali.bounds import Positive, Width, one_of
 from peclr_dali.errors import UserError
 from peclr_dali.skeleton import HAND
 
 Variant = Literal["paper", "upstream", "direct", "none"]
 Extent = Literal["axis", "scalar"]
+
+NT_XENT: Final = "nt_xent"
+"""Value of `loss.name`, unless a program brings its own loss."""
 
 ENCODERS: Final = {
     **dict.fromkeys(
@@ -107,6 +110,19 @@ class EquivarianceConfig:
     variant: Variant = "paper"
     range: Extent = "axis"
     detach_range: bool = True
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class LossConfig:
+    """The loss of pre-training.
+
+    Attributes:
+        name: "nt_xent"; `pretrain(config, loss=...)` enters the name of another loss.
+        temperature: of "nt_xent"; divides the cosine. The default is the authors' value; the paper gives none.
+    """
+
+    name: str = NT_XENT
+    temperature: Positive = 0.5
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

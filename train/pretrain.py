@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from peclr_dali.errors import UserError
-from peclr_dali.models.config import EncoderConfig
+from peclr_dali.models.config import NT_XENT, EncoderConfig, LossConfig
 from peclr_dali.models.equivariance import build_undo
 from peclr_dali.models.health import health
+from peclr_dali.models.losses.nt_xent import NTXent, loss_at_chance
 from peclr_dali.models.network import ContrastiveNetwork, build_network
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader import Loader
@@ -34,9 +37,23 @@ from peclr_dali.train.trainer import Task, Trainer
 log = logging.getLogger(__name__)
 
 
-def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
-    """Pre-train an encoder as configured. Under torchrun, every rank calls this. See `Trainer.run`."""
-    return Trainer(config, resume, Pretraining).run()
+Loss = Callable[[Tensor], Tensor]
+"""A function of the embeddings (2, N, D) of the whole batch, both views of each sample; it returns a scalar."""
+
+
+def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None) -> RunFolder:
+    """Pre-train an encoder as configured. Under torchrun, every rank calls this. See `Trainer.run`.
+
+    A `loss` takes the place of NT-Xent. `loss.name` becomes its name, so a run is not continued with another loss.
+
+    Raises:
+        UserError: as in `Trainer.run`, or `loss.name` is that of a loss that is not given.
+    """
+    if loss is not None:
+        config = replace(config, loss=LossConfig(getattr(loss, "__name__", type(loss).__name__)))
+    elif config.loss.name != NT_XENT:
+        raise UserError(f"loss.name = {config.loss.name!r}: expected {NT_XENT!r}; `pretrain` of Python takes others")
+    return Trainer(config, resume, partial(Pretraining, loss=loss)).run()
 
 
 class Pretraining(Task[ContrastiveNetwork, StepResult]):
@@ -44,6 +61,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     Args:
         index: the images, for the probe; None: no probe.
+        loss: takes the place of NT-Xent.
     """
 
     title = "pre-training"
@@ -51,7 +69,14 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
     optimizer: Lars
 
     def __init__(
-        self, config: Config, world: World, steps_per_epoch: int, index: Index | None = None, *, fresh: bool
+        self,
+        config: Config,
+        world: World,
+        steps_per_epoch: int,
+        index: Index | None = None,
+        *,
+        loss: Loss | None = None,
+        fresh: bool,
     ) -> None:
         self.config, self._index = config, index
         self._probe_every = max(1, round(config.probe.every_epochs * steps_per_epoch))
@@ -70,7 +95,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         self.exact = ExactStep(
             self.network,
             embed,
-            config.loss,
+            loss or NTXent(config.loss.temperature),
             batch=train.batch,
             micro_batch=train.micro_batch,
             recompute=train.recompute,
@@ -108,8 +133,8 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             return self.exact(batch)
 
     def figures(self, result: StepResult) -> dict[str, float]:
-        """The health of the embeddings, and the parts of the loss."""
-        figures = health(result.embeddings)._asdict() | self.config.loss.parts(result.embeddings)
+        """The health of the embeddings."""
+        figures = health(result.embeddings)._asdict()
         read = torch.stack([figure.double() for figure in figures.values()]).tolist()  # waits for the device once
         return dict(zip(figures, read, strict=True))
 
@@ -132,9 +157,9 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
     def draw(self, folder: RunFolder) -> None:
         """Draw the loss and the rank of the positive."""
         if rows := folder.read_metrics():  # there are none if the run stops before the first row
-            loss = self.config.loss
-            chance = loss.chance(self.config.train.batch)
-            save_loss(folder.loss_picture, rows, title=loss.title, chance=chance)
+            is_nt_xent = self.config.loss.name == NT_XENT
+            chance = loss_at_chance(self.config.train.batch) if is_nt_xent else None
+            save_loss(folder.loss_picture, rows, chance=chance)
 
     @cached_property
     def _probe(self) -> Probe | None:

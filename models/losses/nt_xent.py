@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -28,7 +28,6 @@ class NTXent(AnchorLoss):
     supported.
 
     Attributes:
-        name: "nt_xent".
         temperature: divides the cosine. The default is the authors' value; the paper gives none.
 
     Example:
@@ -36,10 +35,7 @@ class NTXent(AnchorLoss):
         tensor(0.5944)
     """
 
-    name: Literal["nt_xent"] = "nt_xent"
     temperature: Positive = 0.5
-
-    title: ClassVar[str] = "NT-Xent loss"
 
     def share(self, embeddings: Tensor, rows: range) -> Tensor:
         """The contribution of some samples' anchors to the mean over all 2N anchors; see `tiles.cross_entropy`."""
@@ -47,7 +43,8 @@ class NTXent(AnchorLoss):
 
         return cross_entropy(embeddings, rows, self.temperature, TILE_ELEMENTS)
 
-    def chance(self, samples: int) -> tuple[float, str]:
-        """ln(2N - 1), the loss if all similarities are equal."""
-        others = 2 * samples - 1
-        return math.log(others), f"ln {others}"
+
+def loss_at_chance(samples: int) -> tuple[float, str]:
+    """ln(2N - 1), the loss of N = `samples` samples if all similarities are equal, and its formula."""
+    others = 2 * samples - 1
+    return math.log(others), f"ln {others}"

@@ -26,3 +26,10 @@ def require_floats(name: str, value: Any, shape: Sequence[int | str], *, like: T
         raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {wanted}")
     if like is not None and value.device != like.device:
         raise ValueError(f"{name} is on {value.device}, expected {like.device}, where the other tensors are")
+
+
+def require_pairs(embeddings: Any, *, least: int = 1) -> None:
+    """Check that the embeddings are (2, N, D) with N at least `least`. Errors as `require_floats`."""
+    require_floats("embeddings", embeddings, (2, "N", "D"))
+    if embeddings.shape[1] < least:
+        raise ValueError(f"embeddings has shape {tuple(embeddings.shape)}, expected (2, N, D) with N at least {least}")

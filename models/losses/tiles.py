@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from peclr_dali.models.losses.loss import require_pairs
+from peclr_dali.models.losses.tensors import require_pairs
 
 
 def cross_entropy(embeddings: Tensor, rows: range, temperature: float, tile_elements: int) -> Tensor:

@@ -69,8 +69,6 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
         ("train.batch=1", "greater than or equal to 2"),
         ("geometry.rotation_deg=45", "geometry.rotation_deg = 45"),
         ("pipelines.views=fast", "'auto', 'cpu', 'gpu' or 'dali'"),
-        ("loss.name=vireg", "loss.name = 'vireg': input should be 'nt_xent'"),
-        ("loss.name=[1]", "loss.name = [1]: input should be 'nt_xent'"),
         ("loss.temprature=1", "unknown key loss.temprature: did you mean loss.temperature?"),
     ],
 )
@@ -78,14 +76,6 @@ def test_errors_name_key_value_and_remedy(override: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         load(override)
     assert message in str(caught.value)
-
-
-def test_a_loss_is_read_without_its_name() -> None:
-    saved = to_dict(load("loss.temperature=0.1"))
-    del saved["loss"]["name"]
-    assert first_difference(saved, load("loss.temperature=0.1")) is None
-    assert load_config(Config, [], [], base=saved) == load("loss.temperature=0.1")
-    assert first_difference(saved, load("loss.temperature=0.2")) == "loss.temperature: was 0.1, is now 0.2"
 
 
 def test_a_file_s_errors_name_the_file(tmp_path: Path) -> None:

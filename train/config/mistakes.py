@@ -11,8 +11,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError
 
-from peclr_dali.models.losses import LOSSES
-from peclr_dali.models.losses.loss import Loss
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.config.tables import flatten, without_numbers
@@ -76,9 +74,6 @@ def _hint(key: str, known: set[str]) -> str:
         keys = set(_known_keys(kind))
         if not keys <= known and without_numbers(key) in keys:
             return f"it is a key of '{command}', not of this command"
-    if key in known:
-        owners = " or ".join(repr(name) for name, one in LOSSES.items() if key in _known_keys(one, "loss."))
-        return f"it is a key of loss.name = {owners}: choose that loss, or leave the key out"
     table, _, name = without_numbers(key).rpartition(".")
     matches = difflib.get_close_matches(without_numbers(key), known, 1)
     matches += sorted(one for one in known if one.endswith(f".{name}"))
@@ -97,10 +92,8 @@ def _known_keys(kind: type[object], prefix: str = "") -> Iterator[str]:
 
 
 def _tables_in(annotation: Any) -> Iterator[type[object]]:
-    """The dataclasses that a table, or an array of tables, may have; a loss table has one for each loss."""
-    if annotation is Loss:
-        yield from LOSSES.values()
-    elif isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+    """The dataclasses that a table, or an array of tables, may have."""
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         yield annotation
     elif get_origin(annotation) is not dict:
         for one in get_args(annotation):

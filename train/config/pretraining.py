@@ -9,9 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
-from peclr_dali.models.config import EncoderConfig, EquivarianceConfig, ProjectorConfig
-from peclr_dali.models.losses import AnyLoss
-from peclr_dali.models.losses.nt_xent import NTXent
+from peclr_dali.models.config import EncoderConfig, EquivarianceConfig, LossConfig, ProjectorConfig
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 
@@ -167,7 +165,7 @@ class Config:
     encoder: EncoderConfig = EncoderConfig()
     projector: ProjectorConfig = ProjectorConfig()
     equivariance: EquivarianceConfig = EquivarianceConfig()
-    loss: AnyLoss = NTXent()
+    loss: LossConfig = LossConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     probe: ProbeConfig = ProbeConfig()

@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from peclr_dali.models.losses import LOSSES
+from peclr_dali.models.config import NT_XENT
+from peclr_dali.models.losses.nt_xent import loss_at_chance
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
@@ -87,16 +88,17 @@ def pretraining_charts(runs: Sequence[Run]) -> list[Section]:
     if not runs:
         return []
     text = "The rank says how well the positive of a view is found among all other views of a batch."
-    losses, batches = {LOSSES.get(run.loss) for run in runs}, {run.config.train.batch for run in runs}
-    loss = losses.pop() if len(losses) == 1 else None  # None, too, if it is not known here
-    chance = None
+    configs = [run.config for run in runs if isinstance(run.config, Config)]
+    losses, batches = {config.loss.name for config in configs}, {config.train.batch for config in configs}
+    level = None
     if len(batches) == 1:
         (batch,) = batches
         text = f"Of the {2 * batch - 1} other views of a batch, one is a view's positive. Its rank is at best 1."
-        chance = None if loss is None else loss().chance(batch)
-    level = None if chance is None else (chance[0], f"chance, {chance[1]}")
+        if losses == {NT_XENT}:
+            chance, formula = loss_at_chance(batch)
+            level = chance, f"chance, {formula}"
     charts = [
-        *_over_steps("Loss" if loss is None else loss.title, runs, "loss", level=level),
+        *_over_steps("Loss", runs, "loss", level=level),
         *_over_steps("Mean rank of the positive", runs, "positive_rank", log=True),
     ]
     if any(run.validations for run in runs):

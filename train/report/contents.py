@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import parse_json, regular
@@ -16,9 +16,6 @@ from peclr_dali.train.runs.folder import RunFolder
 
 Row = Mapping[str, Any]
 
-_SHOWN: Final[Sequence[str]] = ("run", "data", "encoder", "geometry", "pose", "train")
-"""Tables of a run's configuration of which a report shows values."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -26,8 +23,6 @@ class Run:
 
     Attributes:
         name: displayed name: the starting weights of fine-tuning, or the folder's name.
-        config: the tables `_SHOWN`; the others have their defaults.
-        loss: name of the loss, which may be unknown here.
         rows: rows of metrics.jsonl.
         validations: rows of validation.jsonl: validations of fine-tuning, probes of pre-training.
         evaluation: results of `evaluate`, or None.
@@ -36,7 +31,6 @@ class Run:
     folder: RunFolder
     name: str
     config: Config | FinetuneConfig
-    loss: str
     rows: Sequence[Row]
     validations: Sequence[Row]
     evaluation: Mapping[str, Any] | None
@@ -76,13 +70,8 @@ def read_run(root: Path) -> Run:
             f"{root} is not a run's folder: {folder.config_file.name} is missing or empty; expected a folder that "
             "pretrain or finetune wrote. Name such a folder"
         )
-    # The other tables may hold what is not known here, such as a loss of one's own.
-    shown = {name: tables[name] for name in _SHOWN if name in tables}
     kind: type[Config | FinetuneConfig] = FinetuneConfig if "pose" in tables else Config
-    try:
-        config = load_config(kind, [], [], base=shown)
-    except UserError as error:
-        raise UserError(f"{folder.config_file}: {error}") from error
+    config = load_config(kind, [folder.config_file], [])
     if isinstance(config, FinetuneConfig):
         starts = {"random": "from scratch", "imagenet": "from ImageNet"}
         name, curves = starts.get(config.encoder.weights, "pre-trained"), ["keypoints_px", "depth"]
@@ -95,10 +84,8 @@ def read_run(root: Path) -> Run:
             "no steps. Name a run of pretrain or finetune"
         )
     evaluation = root / "evaluation" / "metrics.json"
-    loss = tables.get("loss", {})
-    loss_name = str(loss.get("name", "nt_xent")) if isinstance(loss, dict) else ""
     results = read_json(evaluation) if evaluation.exists() else None
-    return Run(folder, name, config, loss_name, rows, folder.read_validations(), results)
+    return Run(folder, name, config, rows, folder.read_validations(), results)
 
 
 def read_runs(roots: Sequence[Path]) -> list[Run]:

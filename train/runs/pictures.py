@@ -139,7 +139,7 @@ def _cells(sheet: Image, height: int, width: int) -> list[Image]:
     return [sheet[top : top + height, left : left + width] for top, left in corners]
 
 
-def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, title: str, chance: tuple[float, str] | None) -> None:
+def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, chance: tuple[float, str] | None) -> None:
     """Draw the loss, with its value at chance if it has one, and below it the rank of the positive."""
     steps = [row["step"] for row in rows]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
@@ -148,7 +148,7 @@ def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, title: str, ch
         if chance is not None:
             level_line(loss, chance[0], f"chance, {chance[1]} = {chance[0]:.2f}", "0.5")
         loss.plot(steps, [row["loss"] for row in rows], color="#1f6fb4")
-        loss.set_ylabel(title)
+        loss.set_ylabel("loss")
         rank.plot(steps, [row["positive_rank"] for row in rows], color="#c0504d")
         log_axis(rank)
         rank.set_ylabel("mean rank of the positive")
