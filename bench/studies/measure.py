@@ -104,7 +104,7 @@ def measure_errors(run: PoseRun, overrides: Sequence[str], *, true_root: bool = 
     if true_root:
         root = HAND.keypoints.index(images.config.pose.root)
         poses = with_true_root(poses, images.labels, root)
-    tables = measure(run, images.config, images.index, images.labels, poses).tables
+    tables = measure(run, images.config, images.index, images.labels, poses).errors.tables
     group = images.index.group
     return {**tables, "groups": np.arange(len(images.index)) if group is None else group}
 

@@ -107,9 +107,9 @@ def test_a_label_of_one_point_is_left_out_of_validation(hands: Path, uninterrupt
     index = load_index(config_of(hands, uninterrupted.root, "data.split=val").data)
     validation = Validation(index, PoseLabels.of(index))
     _, poses = validate(run.network, validation, run.config, World())
-    before = errors_of(poses, validation.labels).tables()
+    before = errors_of(poses, validation.labels).tables
     validation.labels.joints[2] = validation.labels.joints[2, 0]
-    for name, table in errors_of(poses, validation.labels).tables().items():
+    for name, table in errors_of(poses, validation.labels).tables.items():
         assert np.isnan(table[2]).all()
         np.testing.assert_array_equal(np.delete(table, 2, axis=0), np.delete(before[name], 2, axis=0))
 

@@ -23,7 +23,7 @@ from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.evaluation.constants import constant_pose_errors
 from peclr_dali.train.pose.inference import canonical_loader
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.metrics import pose_errors
+from peclr_dali.train.pose.metrics import pose_tables
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.probe.linear_probe import Probe, build_probe, probed_rows
 from peclr_dali.train.probe.ridge import fit_ridge
@@ -108,7 +108,7 @@ def test_figures_equal_those_of_scikit_learn_on_the_same_features(hands: Path, t
     camera = labels.intrinsics[rows][measured].astype(np.float64)
     rays = np.concatenate([read_px, np.ones_like(read_px[..., :1])], axis=2) @ np.linalg.inv(camera).transpose(0, 2, 1)
     read_m = rays * (read[:, 42:] * scale_m[measured] + joints_m[measured, :1, 2])[..., None]
-    aligned_cm = 100 * pose_errors(read_m, joints_m[measured]).pa_error_m.mean()
+    aligned_cm = pose_tables(read_m, joints_m[measured])["pa_epe_cm"].mean()
     assert figures["pa_epe_cm"] == pytest.approx(aligned_cm, rel=1e-6)
 
     apart = np.linalg.norm(view[measured] - view[fitted].mean(axis=0), axis=2).mean()

@@ -20,8 +20,7 @@ from peclr_dali.train.pose.metrics import (
     in_one_place,
     metric_of,
     pixel_errors,
-    pose_errors,
-    score_tables,
+    pose_tables,
 )
 
 _ALIGNMENTS: Final = 5
@@ -90,7 +89,7 @@ def constant_pose_errors(known_m: Floats, measured_m: Floats) -> dict[str, dict[
     }
     errors = {}
     for name, (pose_m, metrics) in poses.items():
-        tables = score_tables(pose_errors(np.broadcast_to(pose_m, measured_m.shape), measured_m))
+        tables = pose_tables(np.broadcast_to(pose_m, measured_m.shape), measured_m)
         errors[name] = {metric: metric_of(tables[metric]) for metric in metrics}
     return errors
 

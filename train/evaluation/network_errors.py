@@ -21,7 +21,7 @@ from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.metrics import Floats, Interval, confidence_intervals, mean_over_samples, paired_difference
+from peclr_dali.train.pose.metrics import Interval, confidence_intervals, mean_over_samples, paired_difference
 from peclr_dali.train.pose.pose_run import PoseRun
 from peclr_dali.train.pose.sample_errors import Errors, errors_of
 
@@ -34,29 +34,23 @@ class Evaluation:
     config: FinetuneConfig
     index: Index
     labels: PoseLabels
-    poses: Poses
     errors: Errors
-
-    @cached_property
-    def tables(self) -> dict[str, Floats]:
-        """Tables (N, K) of all metrics that could be measured: a value for each sample and keypoint."""
-        return {name: table for name, table in self.errors.tables().items() if not np.isnan(table).all()}
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
         """The metrics with their bootstrap intervals over samples."""
-        return confidence_intervals(self.tables, groups=self.index.group)
+        return confidence_intervals(self.errors.tables, groups=self.index.group)
 
     def minus(self, other: Evaluation) -> dict[str, Interval]:
         """Difference of the metrics on the samples measured for both, with intervals."""
-        names = [name for name in self.tables if name in other.tables]
-        ours, theirs = ({name: one.tables[name] for name in names} for one in (self, other))
+        ours, theirs = self.errors.tables, other.errors.tables
+        ours, theirs = ({name: one[name] for name in ours if name in theirs} for one in (ours, theirs))
         return paired_difference(ours, theirs, groups=self.index.group)
 
     def worst(self, count: int) -> npt.NDArray[np.int64]:
         """Rows of the samples with the largest errors after alignment, the worst first."""
-        table = self.errors.in_3d.pa_error_m if "pa_epe_cm" in self.tables else self.errors.in_px
-        means = mean_over_samples(table.T)
+        tables = self.errors.tables
+        means = mean_over_samples(tables["pa_epe_cm" if "pa_epe_cm" in tables else "epe_px"].T)
         return np.argsort(-means, kind="stable")[: min(count, int(np.isfinite(means).sum()))]
 
 
@@ -68,19 +62,14 @@ def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[s
     Raises:
         UserError: as in `load_config`, or a key of the network is changed.
     """
-    config = held_out_config(run.config, files, overrides)
+    config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(run.config))
+    whole = [one.part == "evaluation" or one.source == "dexter_object" for one in each_source(config.data)]
+    config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(run.config, whole))
     for name in ("encoder.name", "pose", "geometry.side_px"):
         now, was = (attrgetter(name)(each) for each in (config, run.config))
         if now != was:
             raise UserError(f"{name} belongs to the network of {run.path} and cannot be changed: leave it out")
     return config
-
-
-def held_out_config(trained: FinetuneConfig, files: Sequence[Path], overrides: Sequence[str]) -> FinetuneConfig:
-    """As `evaluation_config`, for a network that was or will be trained with a configuration."""
-    config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(trained))
-    whole = [one.part == "evaluation" or one.source == "dexter_object" for one in each_source(config.data)]
-    return load_config(FinetuneConfig, files, overrides, base=_of_held_out(trained, whole))
 
 
 def _of_held_out(config: FinetuneConfig, whole: Sequence[bool] = ()) -> dict[str, Any]:
@@ -119,7 +108,7 @@ def measure(
         raise UserError(
             f"{index.root} ({index.name}): no sample can be measured ({errors.reasons}): check images and labels"
         )
-    return Evaluation(run, config, index, labels, poses, errors)
+    return Evaluation(run, config, index, labels, errors)
 
 
 def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:

@@ -9,7 +9,7 @@ import dataclasses
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import cv2
 import matplotlib as mpl
@@ -41,18 +41,35 @@ from peclr_dali.writing import write_text
 CAPTION_PX = 20
 """Height of the text above a picture."""
 
+
+class Curve(NamedTuple):
+    """A PCK curve: the share of the errors of a metric within each of the thresholds.
+
+    Attributes:
+        unit: of the metric, and of the curve on a page.
+        units_per_threshold: factor from the unit of the thresholds to that unit.
+    """
+
+    title: str
+    metric: str
+    unit: str
+    units_per_threshold: float
+    thresholds: Floats
+
+
 PCK: Final = {
-    "aligned_m": ("PCK, aligned", "cm", 100.0, "pa_epe_cm"),
-    "3d_m": ("PCK, camera's frame", "cm", 100.0, "epe_cm"),
-    "2d_px": ("PCK, picture", "px", 1.0, "epe_px"),
+    "aligned_m": Curve("PCK, aligned", "pa_epe_cm", "cm", 100.0, THRESHOLDS_M),
+    "3d_m": Curve("PCK, camera's frame", "epe_cm", "cm", 100.0, THRESHOLDS_M),
+    "2d_px": Curve("PCK, picture", "epe_px", "px", 1.0, THRESHOLDS_PX),
 }
-"""Name of a curve in the results -> title, unit on the page, factor to that unit, and the metric of the same errors."""
+"""The curves by their names in the results."""
 
 
 def results(
     evaluation: Evaluation, *, constants: Mapping[str, Mapping[str, float]], proper_rotation: bool, crop: str
 ) -> dict[str, Any]:
     """All results, for JSON."""
+    tables = evaluation.errors.tables
     return {
         "checkpoint": str(evaluation.run.path),
         "step": evaluation.run.step,
@@ -62,20 +79,25 @@ def results(
         "alignment": "proper rotations" if proper_rotation else "reflections allowed, as FreiHAND's script",
         "images": len(evaluation.index),
         "left_out": evaluation.errors.left_out,
-        "predicted_as_one_point": int(evaluation.errors.in_3d.collapsed.sum()),
-        "poses": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in evaluation.tables.items()},
+        "predicted_as_one_point": evaluation.errors.single_points,
+        "poses": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},
         "metrics": intervals_for_json(evaluation.intervals),
         "confidence": 0.95,
         "constants": constants,
         "per_keypoint": {
             name: dict(zip(HAND.keypoints, _for_json(mean_over_samples(table)), strict=True))
-            for name, table in evaluation.tables.items()
+            for name, table in tables.items()
         },
         "pck": {
-            name: {"thresholds": thresholds.tolist(), "share": _for_json(pck_curve(errors, thresholds))}
-            for name, (errors, thresholds) in _curves(evaluation).items()
+            name: {"thresholds": curve.thresholds.tolist(), "share": _for_json(_shares(curve, tables[curve.metric]))}
+            for name, curve in PCK.items()
+            if curve.metric in tables
         },
     }
+
+
+def _shares(curve: Curve, table: Floats) -> Floats:
+    return pck_curve(table / curve.units_per_threshold, curve.thresholds)
 
 
 def intervals_for_json(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | None]]:
@@ -86,15 +108,6 @@ def intervals_for_json(intervals: Mapping[str, Interval]) -> dict[str, dict[str,
 def _for_json(values: Iterable[float]) -> list[float | None]:
     """Replace NaN by None, since JSON has no NaN."""
     return [None if np.isnan(value) else float(value) for value in values]
-
-
-def _curves(evaluation: Evaluation) -> dict[str, tuple[Floats, Floats]]:
-    errors = evaluation.errors
-    curves = {"2d_px": (errors.in_px, THRESHOLDS_PX)}
-    if errors.in_metres:
-        curves["3d_m"] = errors.in_3d.error_m, THRESHOLDS_M
-        curves["aligned_m"] = errors.in_3d.pa_error_m, THRESHOLDS_M
-    return {name: curve for name, curve in curves.items() if not np.isnan(curve[0]).all()}
 
 
 def table_of(
@@ -122,14 +135,14 @@ def table_of(
 
 def of_poses(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]]:
     """For each row: its file, and each metric's mean over the keypoints (None if not measured)."""
-    means = {name: _for_json(mean_over_samples(table.T)) for name, table in evaluation.tables.items()}
+    means = {name: _for_json(mean_over_samples(table.T)) for name, table in evaluation.errors.tables.items()}
     return [{"file": evaluation.index.paths[row], **{name: means[name][row] for name in means}} for row in rows]
 
 
 def save_poses(path: Path, evaluation: Evaluation) -> None:
     """Write `of_poses` of all images as CSV; a value that was not measured is empty."""
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, ["file", *evaluation.tables])
+    table = csv.DictWriter(text, ["file", *evaluation.errors.tables])
     table.writeheader()
     for pose in of_poses(evaluation, range(len(evaluation.index))):
         table.writerow({key: f"{cell:.6g}" if isinstance(cell, float) else cell for key, cell in pose.items()})
@@ -138,14 +151,13 @@ def save_poses(path: Path, evaluation: Evaluation) -> None:
 
 def save_pck(path: Path, results_of: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw the PCK curves of one or two runs, and below the error of each keypoint. Keys are names for the legend."""
-    first = next(iter(results_of.values()))
     shown = [name for name in PCK if all(name in results["pck"] for results in results_of.values())]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(4.2 * max(len(shown), 1), 6.4), layout="constrained")
         axes = figure.subplots(2, max(len(shown), 1), squeeze=False)
+        names = [keypoint.replace("_", " ") for keypoint in HAND.keypoints]
         for name, curve, bars in zip(shown, *axes, strict=False):
-            title, unit, factor, metric = PCK[name]
-            names = [keypoint.replace("_", " ") for keypoint in first["per_keypoint"][metric]]
+            title, metric, unit, factor, _ = PCK[name]
             for number, (label, results) in enumerate(results_of.items()):
                 pck, width = results["pck"][name], 0.8 / len(results_of)
                 colour = ("#1f6fb4", "#c0504d")[number]

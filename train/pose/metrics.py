@@ -9,7 +9,6 @@ keypoints, so resampling poses gives its confidence interval.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -81,21 +80,6 @@ def constants_in_words(constants: Mapping[str, Mapping[str, float]], metric: str
     ]
 
 
-@dataclass(frozen=True)
-class PoseErrors:
-    """Distances between predicted and true keypoints of N poses; NaN for keypoints that do not count.
-
-    Attributes:
-        error_m: (N, K) metres.
-        pa_error_m: (N, K) metres, after alignment of each pose.
-        collapsed: (N,) whether the prediction is a single point.
-    """
-
-    error_m: Floats
-    pa_error_m: Floats
-    collapsed: Bools
-
-
 class Interval(NamedTuple):
     """A value with the limits of its confidence interval; NaN if there is no interval."""
 
@@ -104,14 +88,17 @@ class Interval(NamedTuple):
     high: float
 
 
-def pose_errors(
+def pose_tables(
     predicted_m: npt.ArrayLike,
     true_m: npt.ArrayLike,
     *,
     valid: npt.ArrayLike | None = None,
     proper_rotation: bool = False,
-) -> PoseErrors:
-    """Distances of predictions, without and with alignment.
+) -> dict[str, Floats]:
+    """Tables (N, K) of the four metrics in 3D. The mean over poses, then over keypoints, is the metric.
+
+    NaN for keypoints that do not count. In the tables of the AUC, an entry is the area under the step function of one
+    error.
 
     Args:
         predicted_m: (N, K, 3) in metres.
@@ -123,14 +110,15 @@ def pose_errors(
         ValueError: the shapes do not fit, a valid keypoint is not finite, or a true pose is a single point.
     """
     predicted, true, counts = _checked(predicted_m, true_m, valid, dimensions=3)
-    alignable = counts.sum(axis=1) >= LEAST_KEYPOINTS_TO_ALIGN
+    alignable = counts.sum(axis=1, keepdims=True) >= LEAST_KEYPOINTS_TO_ALIGN
     aligned = align(predicted, true, valid=counts, proper_rotation=proper_rotation)
-    spread = np.where(counts[..., None], np.abs(predicted - _centre(predicted, counts)), 0)
-    return PoseErrors(
-        error_m=_distances(predicted, true, counts),
-        pa_error_m=_distances(aligned, true, counts & alignable[:, None]),
-        collapsed=(spread.max(axis=(1, 2)) < _EPSILON) & alignable,
-    )
+    error_m, pa_error_m = _distances(predicted, true, counts), _distances(aligned, true, counts & alignable)
+    return {
+        "epe_cm": 100 * error_m,
+        "auc": area(error_m, THRESHOLDS_M),
+        "pa_epe_cm": 100 * pa_error_m,
+        "pa_auc": area(pa_error_m, THRESHOLDS_M),
+    }
 
 
 def in_one_place(points: npt.ArrayLike, valid: npt.ArrayLike) -> Bools:
@@ -153,7 +141,7 @@ def align(
 ) -> Floats:
     """Align each prediction to its true pose by the best similarity transform (Procrustes).
 
-    Arguments and errors as `pose_errors`.
+    Arguments and errors as `pose_tables`.
 
     Returns:
         (N, K, 3) in metres, NaN if not valid.
@@ -162,12 +150,8 @@ def align(
     true_centre, centre = _centre(true, counts), _centre(predicted, counts)  # (N, 1, 3)
     true_shape, shape = (np.where(counts[..., None], p - c, 0) for p, c in ((true, true_centre), (predicted, centre)))
     true_size, size = (np.linalg.norm(shape_, axis=(1, 2), keepdims=True) for shape_ in (true_shape, shape))
-    one_point = in_one_place(true, counts)
-    if one_point.any():
-        raise ValueError(
-            f"true_m: {int(one_point.sum())} poses have all keypoints in one place, pose {int(one_point.argmax())} the "
-            "first, so nothing can be aligned to them. Mark them as not valid."
-        )
+    if in_one_place(true, counts).any():
+        raise ValueError("true_m: a pose is a single point, so nothing can be aligned to it; mark it as not valid")
     true_shape, shape = true_shape / (true_size + _EPSILON), shape / (size + _EPSILON)
     # The orthogonal R that makes |true R - predicted| least, from the singular values of true^T predicted.
     left, singular, right = np.linalg.svd(true_shape.transpose(0, 2, 1) @ shape)
@@ -185,19 +169,6 @@ def pixel_errors(predicted_px: npt.ArrayLike, true_px: npt.ArrayLike, *, valid: 
     return _distances(*_checked(predicted_px, true_px, valid, dimensions=2))
 
 
-def score_tables(errors: PoseErrors) -> dict[str, Floats]:
-    """Tables (N, K) of the four metrics in 3D. The mean over poses, then over keypoints, is the metric.
-
-    In the tables of the AUC, an entry is the area under the step function of one error.
-    """
-    return {
-        "epe_cm": 100 * errors.error_m,
-        "auc": area(errors.error_m, THRESHOLDS_M),
-        "pa_epe_cm": 100 * errors.pa_error_m,
-        "pa_auc": area(errors.pa_error_m, THRESHOLDS_M),
-    }
-
-
 def confidence_intervals(
     tables: Mapping[str, Floats],
     *,
@@ -212,7 +183,7 @@ def confidence_intervals(
     interval, since all resamples are the same.
 
     Args:
-        tables: (N, K) each, from `score_tables`, or differences of two; NaN if a keypoint does not count.
+        tables: (N, K) each, from `pose_tables`, or differences of two; NaN if a keypoint does not count.
         groups: (N,) group numbers. Samples that depend on each other, such as one pose before several backgrounds, have
             the same number and are drawn together. By default every sample is a group.
         confidence: share of the resamples inside the interval.
@@ -285,20 +256,11 @@ def _checked(
     """Both arrays as float64, with zeros for keypoints that do not count, and the mask of keypoints that count."""
     ours, theirs = np.asarray(predicted, np.float64), np.asarray(true, np.float64)
     if theirs.ndim != 3 or theirs.shape[2] != dimensions or ours.shape != theirs.shape or not theirs.size:
-        raise ValueError(
-            f"predictions have shape {ours.shape} and truth {theirs.shape}, "
-            f"expected the same (N, J, {dimensions}), N > 0"
-        )
+        found = f"predictions have shape {ours.shape} and truth {theirs.shape}"
+        raise ValueError(f"{found}, expected the same (N, K, {dimensions}), N > 0")
     counts = np.ones(theirs.shape[:2], bool) if valid is None else np.asarray(valid, bool)
-    if counts.shape != theirs.shape[:2]:
-        raise ValueError(f"valid has shape {counts.shape}, expected {theirs.shape[:2]}")
-    for name, points in (("predictions", ours), ("truth", theirs)):
-        bad = np.flatnonzero((~np.isfinite(points).all(axis=2) & counts).any(axis=1))
-        if len(bad):
-            raise ValueError(
-                f"{name}: {len(bad)} of {len(points)} poses have keypoints that are not finite, pose {bad[0]} the "
-                "first; leave them out by `valid`, and report their number"
-            )
+    if not np.isfinite(np.concatenate([ours[counts], theirs[counts]])).all():
+        raise ValueError("a keypoint is not finite; mark it as not valid, and report how many there are")
     keep = counts[..., None]
     return np.where(keep, ours, 0), np.where(keep, theirs, 0), counts
 

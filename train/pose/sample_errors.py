@@ -9,39 +9,29 @@ import numpy.typing as npt
 
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.metrics import Floats, PoseErrors, in_one_place, pixel_errors, pose_errors, score_tables
+from peclr_dali.train.pose.metrics import Floats, in_one_place, pixel_errors, pose_tables
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of N predictions; NaN where a keypoint is not measured.
+    """Errors of N predictions.
 
     Attributes:
-        in_3d: 3D distances, in the unit of the labels.
-        in_px: (N, K), distances in 2D, in pixels of the source.
-        in_metres: True if the labels are in metres, False if in pixels up to scale and shift.
+        tables: (N, K) for each of the `METRICS` that could be measured; NaN where a keypoint is not measured.
+        measured: number of samples that are measured.
         left_out: number of samples that are not measured, by reason.
+        single_points: number of measured predictions that are a single point.
     """
 
-    in_3d: PoseErrors
-    in_px: Floats
-    in_metres: bool
+    tables: dict[str, Floats]
+    measured: int
     left_out: dict[str, int]
-
-    @property
-    def measured(self) -> int:
-        """The number of samples that are measured."""
-        return len(self.in_px) - sum(self.left_out.values())
+    single_points: int
 
     @property
     def reasons(self) -> str:
         """The reasons why samples are not measured, with counts; empty if all are measured."""
         return ", ".join(f"{count} {reason}" for reason, count in self.left_out.items() if count)
-
-    def tables(self) -> dict[str, Floats]:
-        """The errors as tables (N, K), one for each of the `METRICS` that the labels allow."""
-        tables = score_tables(self.in_3d) if self.in_metres else {"pa_epe_px": self.in_3d.pa_error_m}
-        return {**tables, "epe_px": self.in_px}
 
 
 def with_true_root(poses: Poses, labels: PoseLabels, root: int) -> Poses:
@@ -63,7 +53,7 @@ def errors_of(
     unreadable: npt.NDArray[np.bool_] | None = None,
     proper_rotation: bool = False,
 ) -> Errors:
-    """Compute the errors of predictions for N images, given their labels, row by row; arguments as `pose_errors`.
+    """Compute the errors of predictions for N images, given their labels, row by row; arguments as `pose_tables`.
 
     A sample is left out and counted if its file cannot be read, it has no label, its label is a single point, or the
     prediction is not finite. Errors without alignment are NaN if camera or scale are unknown.
@@ -86,7 +76,17 @@ def errors_of(
     for reason, found in reasons.items():  # each sample counts only for its first reason
         left_out[reason] = int((found & usable).sum())
         usable &= ~found
-    in_3d = pose_errors(joints, true, valid=known & usable[:, None], proper_rotation=proper_rotation)
-    in_3d.error_m[~(labels.has_camera & ~np.isnan(labels.scale_m) & labels.in_metres)] = np.nan
-    in_px = pixel_errors(keypoints_px, true_px, valid=known_px & usable[:, None])
-    return Errors(in_3d, in_px, labels.in_metres, left_out)
+    counts = known & usable[:, None]
+    tables = pose_tables(joints, true, valid=counts, proper_rotation=proper_rotation)
+    if labels.in_metres:
+        for name in ("epe_cm", "auc"):
+            tables[name][~(labels.has_camera & ~np.isnan(labels.scale_m))] = np.nan
+    else:
+        tables = {"pa_epe_px": tables["pa_epe_cm"] / 100}
+    tables["epe_px"] = pixel_errors(keypoints_px, true_px, valid=known_px & usable[:, None])
+    return Errors(
+        {name: table for name, table in tables.items() if not np.isnan(table).all()},
+        int(usable.sum()),
+        left_out,
+        int(in_one_place(joints, counts).sum()),
+    )

@@ -52,7 +52,7 @@ def validate(
     poses = estimate_poses(network, validation.index, labels.intrinsics, config, world, keep_images=SHOWN)
     errors = errors_of(poses, labels[poses.samples])
     figures = dict.fromkeys(("epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"), math.nan)
-    return figures | {name: metric_of(table) for name, table in errors.tables().items() if name in figures}, poses
+    return figures | {name: metric_of(table) for name, table in errors.tables.items() if name in figures}, poses
 
 
 def best_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:

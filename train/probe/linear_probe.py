@@ -22,7 +22,7 @@ from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.constants import constant_pose_errors
 from peclr_dali.train.pose.inference import canonical_loader
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.metrics import in_one_place, pose_errors
+from peclr_dali.train.pose.metrics import in_one_place, pose_tables
 from peclr_dali.train.probe.ridge import fit_ridge
 
 log = logging.getLogger(__name__)
@@ -110,8 +110,7 @@ class Probe:
             figures["epe_px_of_224"] = 224 * float((self._in_2d(read) - self._in_2d(true)).norm(dim=2).mean())
             if self._in_3d:
                 poses_m = [self._in_3d_m(table, self._measured).numpy() for table in (read, true)]
-                errors = pose_errors(*poses_m)
-                figures["pa_epe_cm"] = 100 * float(errors.pa_error_m.mean())
+                figures["pa_epe_cm"] = float(pose_tables(*poses_m)["pa_epe_cm"].mean())
         return figures
 
     def _errors_of_constants(self) -> dict[str, float]:

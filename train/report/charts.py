@@ -57,7 +57,7 @@ def error_charts(found: Measured) -> Section:
     """PCK curves and errors by keypoint."""
     names, results = [run.name for run in found.runs], found.results
     charts = []
-    for name, (title, unit, factor, _) in PCK.items():
+    for name, (title, _, unit, factor, _) in PCK.items():
         if all(name in result["pck"] for result in results):
             with _chart(title, names) as (axes, figures):
                 for result in results:
@@ -70,7 +70,7 @@ def error_charts(found: Measured) -> Section:
     part_names = list(dict.fromkeys(parts))
     part = np.array([part_names.index(name) for name in parts])  # (K,)
     starts, width = np.arange(len(HAND)) + 0.7 * part, 0.9 / len(results)
-    for name, (_, unit, _, metric) in PCK.items():
+    for name, (_, metric, unit, _, _) in PCK.items():
         if all(metric in result["per_keypoint"] for result in results) and name != "3d_m":
             with _chart(f"Mean error of each keypoint, {unit}", names) as (axes, figures):
                 for number, result in enumerate(results):

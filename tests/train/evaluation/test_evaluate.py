@@ -26,11 +26,10 @@ from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate
 from peclr_dali.train.evaluation.network_errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
 from peclr_dali.train.evaluation.two_pass_crop import _view, crops_around, estimate_in_two_passes
-from peclr_dali.train.pose.inference import estimate_poses
+from peclr_dali.train.pose.inference import Poses, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.metrics import metric_of, pixel_errors, pose_errors, score_tables
+from peclr_dali.train.pose.metrics import metric_of, pixel_errors, pose_tables
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
-from peclr_dali.train.runs.checkpoint import Checkpoints
 from tests.train import tiny_hands
 
 POSES = 20
@@ -82,16 +81,16 @@ def knowing_run(run: Path, error: float = 0.0, precision: str = "fp32") -> tuple
     return dataclasses.replace(loaded, network=network), config, index
 
 
-def measured(run: PoseRun, config: FinetuneConfig, index: Index) -> Evaluation:
+def measured(run: PoseRun, config: FinetuneConfig, index: Index) -> tuple[Poses, Evaluation]:
     truth = PoseLabels.of(index)
     poses = estimate_poses(run.network, index, truth.intrinsics, config, World())
-    return measure(run, config, index, truth, poses)
+    return poses, measure(run, config, index, truth, poses)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_perfect_network_has_no_error(run: Path, precision: str) -> None:
     """So frames, units and orders agree from the labels to the metrics, and geometry is not computed in 16 bits."""
-    found = measured(*knowing_run(run, precision=precision))
+    _, found = measured(*knowing_run(run, precision=precision))
     values = {name: interval.value for name, interval in found.intervals.items()}
     assert values["epe_cm"] < 1e-4
     assert values["pa_epe_cm"] < 1e-4
@@ -101,15 +100,15 @@ def test_a_perfect_network_has_no_error(run: Path, precision: str) -> None:
 
 
 def test_errors_are_those_of_the_metrics_and_the_worst_come_first(run: Path) -> None:
-    found = measured(*knowing_run(run, error=0.5))
+    poses, found = measured(*knowing_run(run, error=0.5))
     truth = found.labels
-    expected = score_tables(pose_errors(found.poses.joints * truth.scale_m[:, None, None], truth.joints))
-    expected["epe_px"] = pixel_errors(found.poses.keypoints_px, truth.keypoints_px)
+    expected = pose_tables(poses.joints * truth.scale_m[:, None, None], truth.joints)
+    expected["epe_px"] = pixel_errors(poses.keypoints_px, truth.keypoints_px)
     assert metric_of(expected["epe_cm"]) > 0.5
     assert found.intervals.keys() == expected.keys()
     for name, interval in found.intervals.items():
         assert interval.value == pytest.approx(metric_of(expected[name]))
-    means = found.errors.in_3d.pa_error_m.mean(axis=1)
+    means = expected["pa_epe_cm"].mean(axis=1)
     assert found.worst(4).tolist() == np.argsort(-means)[:4].tolist()
     assert all(interval.value == 0 for interval in found.minus(found).values())
 
@@ -136,6 +135,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
     truth = PoseLabels.of(index)
     poses = estimate_poses(knowing.network, index, truth.intrinsics, config, World())
     poses.joints[2] = np.nan
+    poses.joints[3] = poses.joints[3, 0]
     poses.samples[5] = 6
     truth.joints[7], truth.keypoints_px[7] = np.nan, np.nan
     truth.scale_m[9] = np.nan  # its absolute errors have no unit, its aligned ones need none
@@ -150,7 +150,8 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
         "label is one point": 2,
         "prediction is not finite": 1,
     }
-    tables = found.tables
+    assert found.errors.single_points == 1
+    tables = found.errors.tables
     for row in (2, 5, 7, 12, 13):
         assert all(np.isnan(table[row]).all() for table in tables.values())
     assert np.isnan(tables["epe_cm"][9]).all()
@@ -193,36 +194,6 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
         picture = cv2.imread(str(tmp_path / "out" / name))
         assert picture is not None
         assert picture.std() > 10
-
-
-def test_files_of_another_program_are_not_replaced(run: Path, tmp_path: Path) -> None:
-    for name in RESULTS:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / name).write_text("[]")
-        with pytest.raises(
-            UserError, match=f"{name}: exists, and the folder holds no results of evaluate, which would"
-        ):
-            call(run, tmp_path / name)
-        assert (tmp_path / name / name).read_text() == "[]"
-
-
-def test_a_run_to_compare_with_is_named_if_it_was_trained_on_the_images(
-    run: Path, hands: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    other = tiny_hands.untrained_run(tmp_path / "other", f"data.root={hands}", "data.split=all")
-    call(run, tmp_path / "out", compare=other)
-    (warning,) = [line.message for line in caplog.records if "was trained on" in line.message]
-    assert warning == f"{load_pose_run(other).path} was trained on some or all of these images"
-
-
-def test_a_run_to_compare_with_is_read_before_anything_is_measured(run: Path, tmp_path: Path) -> None:
-    saved = {"config": {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 32}}, "network": {}}
-    Checkpoints(tmp_path / "other" / "checkpoints", keep=1).save(1, saved)
-    with pytest.raises(UserError, match="is from pre-training and predicts no poses"):
-        call(
-            run, tmp_path / "out", compare=tmp_path / "other", progress=lambda *_: pytest.fail("it was measured first")
-        )
-    assert not (tmp_path / "out").exists()
 
 
 def changed(run: Path, *, sources: int = 1, **data: Any) -> PoseRun:
@@ -423,17 +394,3 @@ def test_a_crop_shows_the_picture_where_its_matrix_says() -> None:
         found = np.array([(xs * view).sum(), (ys * view).sum()]) / view.sum() + origin_px
         expected = crop[:, :2] @ (np.array([64.5, 44.5]) + origin_px) + crop[:, 2]
         np.testing.assert_allclose(found, expected, atol=0.05)
-
-
-def test_one_held_out_pose_gives_figures_without_intervals(tmp_path: Path) -> None:
-    """In the table, the JSON and the comparison: twelve poses hold one out."""
-    tiny_hands.write_hands(tmp_path / "hands", 12)
-    root = f"data.root={tmp_path / 'hands'}"
-    run, other = (tiny_hands.untrained_run(tmp_path / f"run{seed}", root, seed=seed) for seed in (0, 1))
-    done = call(run, tmp_path / "out", compare=other)
-    content = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    figures = [*content["metrics"].values(), *content["comparison"]["difference"].values()]
-    assert len(figures) > 8
-    assert all(figure["low"] is None and figure["high"] is None for figure in figures)
-    for table in done.tables:
-        assert set(table.columns[2].cells) == {"none: only one pose"}
