@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 from peclr_dali.train.pose.inference import Floats, Poses
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.validation import best_of
 from peclr_dali.train.runs.pictures import Image, draw_skeleton, log_axis, save_figure, save_sheet
 
 POSE_PX = 192
@@ -23,34 +22,26 @@ _BACKGROUND = 40
 
 def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]]) -> None:
     """Draw the parts of the loss over the steps, and below them the errors on held-out images, if measured."""
-    steps = [row["step"] for row in rows]
-    shown, last, unit = {"epe_cm": ("EPE", "#888888"), "pa_epe_cm": ("PA-EPE", "#2e8b57")}, "pa_epe_cm", "cm"
+    depths = {"depth": "relative depths", "root_depth": "root's depth"}
+    depths = {name: title for name, title in depths.items() if any(row[name] for row in rows)}
+    held_out, unit = {"epe_cm": "EPE", "pa_epe_cm": "PA-EPE"}, "cm"
     if not any(np.isfinite(row["pa_epe_cm"]) for row in validations):
-        shown, last, unit = {"epe_px": ("2D EPE", "#2e8b57")}, "epe_px", "px of the source"
-    validations = [row for row in validations if np.isfinite(row[last])]
-    depths = [(name, title) for name, title in (("depth", "relative depths"), ("root_depth", "root's depth"))
-              if any(row[name] for row in rows)]  # fmt: skip
+        held_out, unit = {"epe_px": "2D EPE"}, "px of the source"
+    panels = [
+        ("2D keypoints,\nmean |error| [px]", rows, {"keypoints_px": "augmented training images"}),
+        ("depth, mean |error|\n[reference bones]", rows, depths),
+        (f"held-out images [{unit}]", validations, held_out),
+    ]
+    panels = [panel for panel in panels if all(panel[1:])]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7, 6), layout="constrained")
-        axes = figure.subplots(1 + bool(depths) + bool(validations), 1, sharex=True, squeeze=False)[:, 0]
-        axes[0].plot(steps, [row["keypoints_px"] for row in rows], color="#1f6fb4")
-        axes[0].set_ylabel("2D keypoints,\nmean |error| [px]")
-        for (name, title), colour in zip(depths, ("#1f6fb4", "#c0504d"), strict=False):
-            axes[1].plot(steps, [row[name] for row in rows], color=colour, label=title)
-            axes[1].set_ylabel("depth, mean |error|\n[reference bones]")
-            axes[1].legend(frameon=False)
-        if validations:
-            measured = [row["step"] for row in validations]
-            for name, (title, colour) in shown.items():
-                axes[-1].plot(measured, [row[name] for row in validations], ".-", color=colour, label=title)
-            best = best_of(validations)
-            axes[-1].annotate(
-                f"best {title} {best[last]:.2f} {unit}", (best["step"], best[last]), xytext=(0, 6),
-                textcoords="offset points", ha="right", color=colour,
-            )  # fmt: skip
-            axes[-1].set_ylabel(f"held-out images [{unit}]")
-            axes[-1].legend(frameon=False)
-        for axis in axes:
+        axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for axis, (label, measured, curves) in zip(axes, panels, strict=True):
+            for name, title in curves.items():
+                steps, values = ([row[key] for row in measured] for key in ("step", name))
+                axis.plot(steps, values, ".-" if measured is validations else "-", label=title)
+            axis.set_ylabel(label)
+            axis.legend(frameon=False)
             log_axis(axis)
         axes[-1].set_xlabel("optimiser step")
         save_figure(path, figure, dpi=130)
