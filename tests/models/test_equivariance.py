@@ -191,16 +191,11 @@ def test_build_undo_passes_every_setting() -> None:
     ("given", "message"),
     [
         ({"projection": torch.zeros(2, 5)}, r"\(2, 5\), expected \(N, D\) with D even"),
-        ({"projection": torch.zeros(2, 0)}, r"projection has shape \(2, 0\), expected \(N, D\)"),
         ({"projection": np.zeros((2, 4))}, "projection: found ndarray, expected a dense tensor of floats"),
-        ({"projection": torch.zeros(2, 4, dtype=torch.int64)}, r"projection: found a torch.int64 tensor"),
         ({"matrix": torch.zeros(2, 3, 3)}, r"matrix has shape \(2, 3, 3\), expected \(2, 2, 3\)"),
         ({"matrix": torch.zeros(2, 2, 3, device="meta")}, "matrix is on meta, expected cpu"),
         ({"variant": "papper"}, "variant = 'papper': expected one of paper, upstream, direct, none"),
-        ({"range_": "axes"}, "range_ = 'axes': expected one of axis, scalar"),
         ({"variant": "direct"}, "output_side_px = None: variant"),
-        ({"variant": "upstream", "translation_scale": torch.ones(3)}, r"scale has shape \(3,\), expected \(2,\)"),
-        ({"variant": "upstream", "translation_scale": "1"}, "translation_scale = '1': expected a number"),
     ],
 )
 def test_wrong_arguments_are_named(given: dict[str, Any], message: str) -> None:

@@ -16,7 +16,6 @@ from peclr_dali.models.pose import (
     ROOT_DEPTH_RANGE,
     PoseNetwork,
     back_project,
-    build_head,
     normalize_keypoints,
     project,
     solve_root_depth,
@@ -134,14 +133,6 @@ def test_normalized_keypoints_do_not_depend_on_the_view() -> None:
         torch.testing.assert_close(normalize_keypoints(source_px, intrinsics), expected[..., :2])
 
 
-def test_wrist_is_as_far_beyond_the_palm_as_the_middle_finger_before_it() -> None:
-    joints_m, *_ = random_hands(4)
-    palm = joints_m.clone()
-    palm[:, 0] = (joints_m[:, 0] + joints_m[:, 9]) / 2
-    torch.testing.assert_close(wrist_from_palm(palm), joints_m)
-    assert torch.equal(wrist_from_palm(palm)[:, 1:], joints_m[:, 1:])
-
-
 def test_network_turns_a_perfect_head_into_the_true_hand() -> None:
     joints_m, scale_m, k, matrix = random_hands(64, seed=4)
     depths = relative_depths(joints_m, scale_m, "wrist")
@@ -243,15 +234,6 @@ def test_only_resnets_have_a_second_stage() -> None:
         UserError, match=r'pose.features = "layer2" needs a ResNet, and timm\'s VisionTransformer is none'
     ):
         PoseNetwork(make_encoder("timm/test_vit", 160), PoseConfig(features="layer2"))
-
-
-def test_heads() -> None:
-    linear = build_head(PoseConfig(), 8)
-    assert isinstance(linear, nn.Linear)
-    assert linear.weight.shape == (63, 8)
-    mlp = build_head(PoseConfig(head="mlp", hidden=5), 8)
-    assert [type(layer) for layer in mlp.children()] == [nn.Linear, nn.ReLU, nn.Linear]
-    assert mlp(torch.zeros(2, 8)).shape == (2, 63)
 
 
 def test_the_root_is_a_keypoint() -> None:

@@ -51,7 +51,7 @@ def test_a_network_that_stays_random_is_refused() -> None:
         make_encoder("timm/test_vit", 32)
 
 
-@pytest.mark.parametrize(("name", "side_px"), [("vit_smal_patch16_224", 32), ("test_vit", 40), ("vgg11", 8)])
+@pytest.mark.parametrize(("name", "side_px"), [("vit_smal_patch16_224", 32), ("test_vit", 40)])
 def test_what_does_not_fit_is_one_line(name: str, side_px: int) -> None:
     message = rf"'timm/{name}' with geometry.side_px = {side_px}: timm cannot build it .*Set another encoder"
     with torch.device("meta"), pytest.raises(UserError, match=message) as caught:
@@ -71,21 +71,10 @@ def test_building_takes_no_random_number_and_leaves_batch_norm_as_it_is() -> Non
         assert not key.endswith(("running_mean", "running_var", "tracked")) or torch.equal(value, fresh[key])
 
 
-def test_published_weights_are_taken_or_refused_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_published_weights_are_taken(caplog: pytest.LogCaptureFixture) -> None:
     published = _create("test_vit", num_classes=0, img_size=32)
     with patch("timm.create_model", lambda *_, pretrained=False, **options: published):
         encoder = build_encoder(EncoderConfig("timm/test_vit"), 32)
     wanted = published.state_dict()
     assert all(torch.equal(value, wanted[key]) for key, value in encoder.library_state_dict().items())
     assert "deviation (0.5, 0.5, 0.5); this project uses those of ImageNet" in caplog.messages[0]
-
-    def offline(*names: str, pretrained: bool = False, **options: Any) -> torch.nn.Module:
-        if pretrained:
-            raise FileNotFoundError("no route\nto host")
-        return _create(*names, **options)
-
-    with (
-        patch("timm.create_model", offline),
-        pytest.raises(UserError, match=r"cannot be downloaded \(no route to host\): set encoder.weights = \"random\""),
-    ):
-        build_encoder(EncoderConfig("timm/test_vit"), 32)

@@ -1,15 +1,12 @@
 import collections
-import logging
 import os
 import pickle
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torchvision
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -170,11 +167,8 @@ def test_pretrained_and_lightning_files_become_encoders(tmp_path: Path) -> None:
             torch.testing.assert_close(build_encoder(EncoderConfig("resnet18", str(file))).eval()(image), expected)
 
 
-PREFIXES = ("module.", "_orig_mod.", "module._orig_mod.", "backbone.", "encoder.", "encoder_q.", "model.backbone.")
-
-
-@pytest.mark.parametrize("prefix", PREFIXES)
-def test_the_prefix_of_another_trainer_is_found(prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("prefix", ["module._orig_mod.", "backbone.", "encoder_q."])
+def test_the_prefix_of_another_trainer_is_found(prefix: str, tmp_path: Path) -> None:
     resnet = torchvision.models.resnet18(weights=None).state_dict()
     saved = {prefix + key: value for key, value in resnet.items()} | {"projector.weight": torch.zeros(3)}
     if prefix == "encoder_q.":  # MoCo's other encoder
@@ -183,31 +177,10 @@ def test_the_prefix_of_another_trainer_is_found(prefix: str, tmp_path: Path, cap
     convert(tmp_path / "other.pth", tmp_path / "ours.pth")
     ours = torch.load(tmp_path / "ours.pth", weights_only=True)
     started = build_encoder(EncoderConfig("resnet18", str(tmp_path / "other.pth"))).library_state_dict()
-    for key, value in resnet.items():
-        assert key.startswith("fc.") or torch.equal(ours[key], value)
-        assert key.startswith("fc.") or torch.equal(started[key], value)
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        build_encoder(EncoderConfig("resnet18", str(tmp_path / "other.pth")))
-    (line,) = caplog.messages
-    assert line.endswith(f"are the tensors of {prefix!r}" + (", not 'encoder_k.'" if prefix == "encoder_q." else ""))
-
-
-def test_a_wrapped_pose_network_is_converted(tmp_path: Path) -> None:
-    state = {f"module.{key}": value for key, value in published_pose().items()}
-    torch.save(state, tmp_path / "wrapped.pth")
-    assert "pose network on a resnet18" in convert(tmp_path / "wrapped.pth", tmp_path / "ours.pth")
-    encoder = build_encoder(EncoderConfig("resnet18", str(tmp_path / "wrapped.pth")))
-    assert torch.equal(encoder.library_state_dict()["conv1.weight"], state["module.backend_model.conv1.weight"])
-
-
-def test_safetensors_are_known_by_their_content(tmp_path: Path) -> None:
-    resnet = torchvision.models.resnet18(weights=None).state_dict()
-    writers: dict[str, Any] = {"a.SAFETENSORS": save_file, "b.pth": save_file, "c.safetensors": torch.save}
-    for name, write in writers.items():
-        write(resnet, tmp_path / name)
-        encoder = build_encoder(EncoderConfig("resnet18", str(tmp_path / name)))
-        assert torch.equal(encoder.library_state_dict()["conv1.weight"], resnet["conv1.weight"])
+    for key in ours:
+        assert torch.equal(ours[key], resnet[key])
+        assert torch.equal(started[key], resnet[key])
+    assert len(ours) == len(resnet) - 2  # without fc
 
 
 class Callback:
@@ -233,10 +206,10 @@ class Evil:
         return self.run, self.arguments
 
 
-@pytest.mark.parametrize("run", [os.mkdir, exec, eval, Path.mkdir])
+@pytest.mark.parametrize("run", [os.mkdir, exec])
 def test_malicious_files_do_nothing(run: Any, tmp_path: Path) -> None:
     target = tmp_path / "made"
-    argument = {os.mkdir: str(target), Path.mkdir: target}.get(run, f"__import__('os').mkdir({str(target)!r})")
+    argument = str(target) if run is os.mkdir else f"__import__('os').mkdir({str(target)!r})"
     torch.save({"state_dict": {"conv1.weight": torch.zeros(1)}, "evil": Evil(run, argument)}, tmp_path / "evil.pth")
     with pytest.raises(UserError):
         convert(tmp_path / "evil.pth", tmp_path / "out.pth")
@@ -246,47 +219,24 @@ def test_malicious_files_do_nothing(run: Any, tmp_path: Path) -> None:
 
 def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
     good, resnet = published_pose(), torchvision.models.resnet18(weights=None).state_dict()
-    files: dict[str, object] = {
-        "no_refinement.pth": {k: v for k, v in good.items() if not k.startswith("zroot_ref.zroot_ref.6")},
-        "narrow.pth": {**good, "backend_model.fc.weight": torch.zeros(63, 512)},
-        "more.pth": {**good, "surprise": torch.zeros(1)},
-        "empty_dict.pth": {},
-        "vgg.pth": {"features.0.weight": torch.zeros(1)},
-        "text.pth": {"state_dict": "no"},
-        "integers.pth": {key: tensor.long() for key, tensor in resnet.items()},
-        "gray.pth": {**resnet, "conv1.weight": torch.zeros(64, 1, 7, 7)},
-        "meta.pth": {key: tensor.to("meta") for key, tensor in resnet.items()},
-        "ours.pth": {"network": {f"encoder.resnet.{key}": tensor for key, tensor in resnet.items()}},
-    }
-    for file, content in files.items():
-        torch.save(content, tmp_path / file)
-    with tarfile.open(tmp_path / "published.tar.gz", "w:gz") as tar:
-        tar.add(tmp_path / "gray.pth")
-    (tmp_path / "folder").mkdir()
-    for file, message in {
-        "absent.pth": "does not exist",
-        "folder": "is no file",
-        "published.tar.gz": "is an archive: unpack it first",
-        "no_refinement.pth": "zroot_ref.6.weight",
-        "narrow.pth": "shape",
-        "more.pth": "surprise",
-        "empty_dict.pth": "known ResNet",
-        "vgg.pth": r"known ResNet \(its first tensor is features.0.weight\)",
-        "text.pth": "holds no tensors by name",
-        "integers.pth": "conv1.weight holds integers",
-        "gray.pth": r"conv1.weight.*\[64, 1, 7, 7\]",
-        "meta.pth": r"conv1.weight holds no real numbers \(sparse, complex, or on the device meta\)",
-        "ours.pth": "is a checkpoint of this project already",
-    }.items():
+    for name, content, message in (
+        ("no_refinement.pth", {k: v for k, v in good.items() if "zroot_ref.6" not in k}, "zroot_ref.6.weight"),
+        ("narrow.pth", {**good, "backend_model.fc.weight": torch.zeros(63, 512)}, "shape"),
+        ("more.pth", {**good, "surprise": torch.zeros(1)}, "surprise"),
+        ("vgg.pth", {"features.0.weight": torch.zeros(1)}, r"known ResNet \(its first tensor is features.0.weight\)"),
+        ("integers.pth", {key: tensor.long() for key, tensor in resnet.items()}, "conv1.weight holds integers"),
+        ("ours.pth", {f"encoder.resnet.{key}": tensor for key, tensor in resnet.items()}, "this project already"),
+    ):
+        torch.save(content, tmp_path / name)
         with pytest.raises(UserError, match=message) as caught:
-            convert(tmp_path / file, tmp_path / "out.pth")
-        assert file in str(caught.value)
+            convert(tmp_path / name, tmp_path / "out.pth")
+        assert name in str(caught.value)
         assert "\n" not in str(caught.value)
-        assert not (tmp_path / "out.pth").exists()
     torch.save(good, tmp_path / "good.pth")
     for out in ("out.onnx", "out.safetensors", "good.pth", "absent/out.pth"):
         with pytest.raises(UserError, match=out):
             convert(tmp_path / "good.pth", tmp_path / out)
+    assert not (tmp_path / "out.pth").exists()
 
 
 def test_resnets_are_recognised_by_their_blocks() -> None:

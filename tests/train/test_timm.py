@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,10 @@ def settings(hands: Path, name: str, out: Path, *overrides: str) -> list[str]:
     return tiny_hands.settings(hands, out, f"encoder.name={name}", "train.epochs=1", *overrides)
 
 
-def pretrained(hands: Path, name: str, out: Path, *overrides: str, resume: Any = "never") -> Path:
+def pretrained(hands: Path, name: str, out: Path, *overrides: str) -> Path:
     own = ("projector.hidden=16", "projector.dim=8", "run.checkpoint_every=3", *overrides)
     keys = [key for key in settings(hands, name, out, *own) if not key.startswith("validation.")]
-    return pretrain(load_config(Config, [], keys), resume).root
+    return pretrain(load_config(Config, [], keys)).root
 
 
 def checkpoint(run: Path, step: int = STEPS) -> dict[str, Any]:
@@ -53,25 +52,9 @@ def run(hands: Path, name: str, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return pretrained(hands, name, tmp_path_factory.mktemp("runs") / "kept", "train.recompute=never")
 
 
-def assert_same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one["network"].keys() == other["network"].keys()
-    for key, tensor in one["network"].items():
-        assert torch.equal(tensor, other["network"][key]), key
-
-
 def test_recomputing_changes_no_bit(hands: Path, name: str, run: Path, tmp_path: Path) -> None:
     again = pretrained(hands, name, tmp_path / "recomputed", "train.recompute=always")
-    assert_same_bits(checkpoint(run), checkpoint(again))
-    start = build_encoder(EncoderConfig(name, "random"), tiny_hands.SIDE_PX // 2).library_state_dict()
-    trained = checkpoint(run)["network"]
-    assert all(f"encoder.network.{key}" in trained for key in start)
-
-
-def test_a_resumed_run_ends_with_the_same_bits(hands: Path, name: str, run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    (tmp_path / f"run/checkpoints/step_{STEPS:09d}.pt").unlink()
-    resumed = pretrained(hands, name, tmp_path / "run", "train.recompute=never", resume="auto")
-    assert_same_bits(checkpoint(run), checkpoint(resumed))
+    torch.testing.assert_close(checkpoint(again)["network"], checkpoint(run)["network"], rtol=0, atol=0)
 
 
 def test_all_weights_decay_except_biases_norms_and_positions(name: str, run: Path) -> None:

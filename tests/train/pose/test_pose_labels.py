@@ -151,10 +151,3 @@ def test_images_without_labels_are_refused() -> None:
     index = Index("photos", Path("photos"), ["a.jpg"], np.zeros((1, 3), np.float32))
     with pytest.raises(UserError, match=r"photos \(photos\) has no K and no xyz_m.*pre-train on this one"):
         labels_to_learn(index)
-
-
-def test_geometry_of_fine_tuning_is_the_papers() -> None:
-    geometry = FinetuneGeometryConfig()
-    assert geometry.rotation_deg == (-90.0, 90.0)
-    assert geometry.translation_frac * 128 == 20
-    assert geometry.scale == (0.7, 1.3)

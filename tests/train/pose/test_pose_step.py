@@ -96,11 +96,3 @@ def test_micro_batches_give_the_gradient_of_the_whole(micro_batch: int) -> None:
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-14)
     keypoints_px, depth, root_depth = (part.item() for part in result.losses)
     assert loss.item() == pytest.approx(0.5 * keypoints_px / 4 + 2 * depth + 3 * root_depth, rel=1e-12)
-
-
-def test_a_batch_of_another_size_is_refused() -> None:
-    network = Linear()
-    batch, wanted = batch_of(6)
-    step = PoseStep(network, network, True, PoseLossConfig(), batch=12, micro_batch=6)
-    with pytest.raises(ValueError, match="a batch of 6 samples, but this rank's share is 12"):
-        step(batch, wanted)
