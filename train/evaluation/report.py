@@ -129,7 +129,7 @@ def table_of(
         low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
         limits = "none: only one pose" if np.isnan(interval.low) else f"{low} to {high}"
         beside = [", ".join(constants_in_words(constants, name))] if constants else []
-        table.add_row(METRICS[name].title + METRICS[name].of, f"{interval.value:{sign}.3f}", limits, *beside)
+        table.add_row(METRICS[name].title_and_unit, f"{interval.value:{sign}.3f}", limits, *beside)
     return table
 
 

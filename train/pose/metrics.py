@@ -27,16 +27,10 @@ _EPSILON: Final = 1e-8  # added to divisors, as in FreiHAND's script
 
 
 class Metric(NamedTuple):
-    """Name, unit and format of a metric.
-
-    Attributes:
-        unit: shown after the title; empty for a share.
-        of: text after the title in the full name, as in "EPE (cm)".
-    """
+    """Name, unit and format of a metric; the unit of a share is empty."""
 
     title: str
     unit: str
-    of: str
     decimals: int
     higher_is_better: bool
     meaning: str
@@ -48,18 +42,12 @@ class Metric(NamedTuple):
 
 
 METRICS: Final = {
-    "pa_epe_cm": Metric(
-        "PA-EPE", "cm", " (cm)", 2, False, "mean distance after alignment: the shape of the pose alone"
-    ),
-    "pa_auc": Metric("PA-AUC", "", ", 0 to 5 cm", 3, True, "area under the PCK curve after alignment, 0 to 5 cm"),
-    "pa_epe_px": Metric(
-        "PA-EPE", "px", " (px of the source)", 1, False, "mean distance after alignment, in pixels of the source"
-    ),
-    "epe_cm": Metric("EPE", "cm", " (cm)", 2, False, "mean distance in the camera's frame: shape and place"),
-    "auc": Metric("AUC", "", ", 0 to 5 cm", 3, True, "area under the PCK curve in the camera's frame, 0 to 5 cm"),
-    "epe_px": Metric(
-        "2D EPE", "px", " (px of the source)", 1, False, "mean distance in the picture, in pixels of the source"
-    ),
+    "pa_epe_cm": Metric("PA-EPE", "cm", 2, False, "mean distance after alignment: the shape of the pose alone"),
+    "pa_auc": Metric("PA-AUC", "", 3, True, "area under the PCK curve after alignment, 0 to 5 cm"),
+    "pa_epe_px": Metric("PA-EPE", "px", 1, False, "mean distance after alignment, in pixels of the source"),
+    "epe_cm": Metric("EPE", "cm", 2, False, "mean distance in the camera's frame: shape and place"),
+    "auc": Metric("AUC", "", 3, True, "area under the PCK curve in the camera's frame, 0 to 5 cm"),
+    "epe_px": Metric("2D EPE", "px", 1, False, "mean distance in the picture, in pixels of the source"),
 }
 """All metrics, in the order of importance."""
 
