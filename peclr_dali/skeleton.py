@@ -1,7 +1,6 @@
 """The skeleton of a hand: names of the keypoints, bones, and colours for drawing.
 
-Other code contains no number and no name of keypoints. Only FreiHAND's layout, `PoseConfig`, the authors' weights and
-the renderer of hands do. This file imports neither torch nor DALI, since the configuration uses it.
+This file imports neither torch nor DALI, since the configuration uses it.
 """
 
 from __future__ import annotations

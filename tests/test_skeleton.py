@@ -1,6 +1,4 @@
-import ast
 import itertools
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -47,33 +45,3 @@ def test_a_hands_bones_are_a_tree_from_the_wrist_outward() -> None:
         assert HAND.keypoints[parent] == expected
     assert HAND.reference_bone in HAND.bones
     assert [HAND.keypoints[row] for row in HAND.reference_bone] == ["middle_mcp", "middle_pip"]
-
-
-ROOT = Path(__file__).parents[1]
-PRODUCT = [
-    ROOT / "peclr_dali" / "cli.py",
-    *(file for room in ("models", "pipelines", "train") for file in (ROOT / room).rglob("*.py")),
-]
-NAMES = {word for name in HAND.keypoints for word in (name, name.split("_")[-1])}
-
-
-def keypoints_in(file: Path) -> list[str]:
-    """Places where a file counts or names keypoints.
-
-    Their number, or three for each, in a shape; a keypoint's name, but for the choice of wrist or palm.
-    """
-    found = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        place = f"{file.relative_to(ROOT)}, line {getattr(node, 'lineno', 0)}"
-        if isinstance(node, ast.Tuple | ast.Call):
-            values = node.elts if isinstance(node, ast.Tuple) else node.args
-            sizes = {value.value for value in values if isinstance(value, ast.Constant) and type(value.value) is int}
-            found += [f"{place}: {size}" for size in sizes & {17, 21, 51, 63}]
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in NAMES - {"wrist"}:
-            found.append(f"{place}: {node.value!r}")
-    return found
-
-
-def test_no_other_file_counts_or_names_keypoints() -> None:
-    assert len(PRODUCT) > 100
-    assert [place for file in PRODUCT for place in keypoints_in(file)] == []
