@@ -104,9 +104,9 @@ class PipelinesConfig:
         views: what makes the views of the decoded images. "gpu" is one Triton kernel; images that were decoded on the
             CPU are copied to it. "cpu" is a Numba kernel, which warps and jitters as OpenCV would. "dali" is the graph
             of DALI's own operators, on the device of the batches: the reference that the other two are tested against.
-            "auto" is "gpu" on a GPU and "cpu" without one; on a GPU without a C compiler, which Triton needs, "dali".
+            "auto" is "gpu" on a GPU and "cpu" without one; on a GPU without a C compiler and Python's headers, "dali".
         batch: samples that are read and decoded together (a chunk, one batch of DALI), independent of the training
-            batch; unset, 256, or fewer if the images are large.
+            batch; fewer if the images are large. Unset, 256.
         threads: CPU threads of the decoder, and the same number for views = "cpu"; unset, this process's share of the
             cores, at most 16 if a GPU decodes.
         prefetch: chunks in DALI at once.

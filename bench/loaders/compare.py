@@ -38,8 +38,8 @@ _BUSY: Final = 0.8
 
 _REMEDY: Final = {
     "reading": "fewer and larger files (packed shards), or a local disk",
-    "decoding": "smaller source images, more cores, or a GPU that decodes",
-    "making views": "more cores, or a GPU that makes the views",
+    "decoding": "smaller source images, more cores, or another pipelines.decoder",
+    "making views": "more cores, or another pipelines.views",
 }
 
 

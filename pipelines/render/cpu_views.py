@@ -1,4 +1,4 @@
-"""Makes views of decoded images on a CPU: runs the kernel of `cpu_kernels` in a pool of threads (backend "cpu")."""
+"""Makes views of decoded images on a CPU: runs the kernel of `cpu_kernels` in a pool of threads (views "cpu")."""
 
 from __future__ import annotations
 

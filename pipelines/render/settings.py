@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
@@ -25,7 +27,7 @@ _CHUNK_BYTES: Final = 2**28
 """Largest size of a chunk's decoded images, in bytes. A few chunks are in memory at once."""
 
 _MOST: Final = 256
-"""Largest number of samples in a chunk; more are not faster."""
+"""Largest number of samples in a chunk, if none is configured."""
 
 _MOST_THREADS_ON_GPU: Final = 16
 """Most threads if DALI decodes on a GPU and no number is configured. The GPU makes the pixels. The threads read files
@@ -108,7 +110,7 @@ def choose_settings(
         decoder=decoder,
         views=views,
         device_id=device.index or 0 if device.type == "cuda" else None,
-        chunk_size=images * min(config.batch or samples_in_chunk(images * pixels), rows),
+        chunk_size=images * min(samples_in_chunk(images * pixels, config.batch or _MOST), rows),
         threads=config.threads or (min(share, _MOST_THREADS_ON_GPU) if decoder == "gpu" else share),
         prefetch=config.prefetch,
         size_hint_px=_size_hint_px(sizes_px),
@@ -133,13 +135,17 @@ def _where_pixels_are_made(
                 raise UserError(f'pipelines.{key} = "gpu", and the batches are on the CPU: set "auto" or "cpu"')
         return "cpu", "cpu" if views == "auto" else views, "no GPU" if views == "auto" else "as configured"
     why = []
-    has_compiler = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
+    has_headers = (Path(sysconfig.get_path("include")) / "Python.h").exists()
+    has_compiler = has_headers and bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
     if views == "gpu" and not has_compiler:
-        raise UserError('pipelines.views = "gpu" needs a C compiler, for Triton: install gcc, or set views = "dali"')
+        raise UserError(
+            'pipelines.views = "gpu" needs a C compiler and Python\'s headers, for Triton: install gcc and '
+            'python3-dev, or set views = "dali"'
+        )
     if views == "auto":
         views = "gpu" if has_compiler else "dali"
         if not has_compiler:
-            why.append("the GPU kernel needs a C compiler: install gcc")
+            why.append("the GPU kernel needs a C compiler and Python's headers: install gcc and python3-dev")
     if decoder == "auto" and views == "cpu":
         decoder = "cpu"
     elif decoder == "auto":
@@ -155,6 +161,6 @@ def _size_hint_px(sizes_px: IntArray) -> tuple[int, int]:
     return min(int(height_px), _LARGEST_HINT_PX), min(int(width_px), _LARGEST_HINT_PX)
 
 
-def samples_in_chunk(pixels: int) -> int:
-    """Number of images of this many pixels for a chunk; a few such chunks fit into memory."""
-    return int(np.clip(_CHUNK_BYTES // (3 * max(pixels, 1)), 1, _MOST))
+def samples_in_chunk(pixels: int, most: int = _MOST) -> int:
+    """Number of images of this many pixels for a chunk, at most `most`; a few such chunks fit into memory."""
+    return int(np.clip(_CHUNK_BYTES // (3 * max(pixels, 1)), 1, most))

@@ -100,7 +100,7 @@ class Column(IntEnum):
     COLOUR_DROP = 8
     SOBEL = 9
     CUT_OUT = 10
-    CUT_OUT_SIDE_PX = 11  # whole pixels of the view, so that every backend cuts out the same pixels
+    CUT_OUT_SIDE_PX = 11  # whole pixels of the view, so that every renderer cuts out the same pixels
     CUT_OUT_LEFT_PX = 12
     CUT_OUT_TOP_PX = 13
     CUT_OUT_GREY = 14

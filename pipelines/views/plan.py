@@ -1,7 +1,7 @@
 """Plans the views of N samples before they are decoded: matrices, halvings, and regions to decode.
 
-The plan follows from the files' headers, the boxes and the draws. On every backend, the matrix that warps the pixels,
-transforms the keypoints and is undone by the loss comes from this plan; no other code composes matrices.
+The plan follows from the files' headers, the boxes and the draws. The matrix that warps the pixels, transforms the
+keypoints and is undone by the loss comes from this plan, wherever pixels are made; no other code composes matrices.
 """
 
 from __future__ import annotations

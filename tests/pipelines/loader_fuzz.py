@@ -3,7 +3,7 @@
     python -m tests.pipelines.loader_fuzz --files 20000 --seed 0 --findings findings.jsonl
     python -m tests.pipelines.loader_fuzz --seed 0 --write 417 --to here.png
 
-Every third file is good. Each part of the files runs in a process of its own, on both backends, with images decoded
+Every third file is good. Each part of the files runs in a process of its own, by both renderers, with images decoded
 whole and in regions. A process that crashes, raises or hangs is run again with each half of its files, down to the file
 that does it. Prints one line of JSON with the counts; the findings go to a file, each with the number of its file.
 

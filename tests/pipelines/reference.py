@@ -1,4 +1,4 @@
-"""The views in plain float64 NumPy: slow, short, and the oracle that the tests hold both backends against.
+"""The views in plain float64 NumPy: slow, short, and the oracle that the tests hold all renderers against.
 
 From the product it takes only the description of its input: the names of the columns of the table of draws, and the
 classes of the configuration. tests/test_structure.py checks this.

@@ -1,4 +1,4 @@
-"""The further augmentations of the paper's study: both backends against the float64 oracle, one by one and composed."""
+"""The further augmentations of the paper's study: each renderer against the float64 oracle, one by one and together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding only what the views reach: the same pixels, on both backends."""
+"""Decoding only what the views reach: the same pixels, by both renderers."""
 
 from __future__ import annotations
 

@@ -13,7 +13,13 @@ from peclr_dali.train.distributed.all_ranks import steps_of_all_ranks
 from peclr_dali.train.pretrain import pretrain
 from tests.train.tiny_run import STEPS, config_of, rows_of, write_images
 
-ONE_ROW = ("train.device=cuda", "run.log_every=100", "run.checkpoint_every=100", "run.tensorboard=false")
+ONE_ROW = (
+    "train.device=cuda",
+    "train.precision=fp32",
+    "run.log_every=100",
+    "run.checkpoint_every=100",
+    "run.tensorboard=false",
+)
 
 
 @pytest.mark.gpu

@@ -94,8 +94,7 @@ class TrainConfig(StepsConfig):
             keeps as many as fit into free memory. The gradient is the same.
         cuda_graph: in the third step, record the gradient's kernels as one CUDA graph, and replay it from then on: the
             host then starts one graph in a step, not thousands of kernels. On several ranks there is one graph between
-            every two exchanges. It has no effect on a CPU, with a loss that takes keypoints, or with `sync_batch_norm`
-            on several ranks.
+            every two exchanges. It has no effect on a CPU, or with `sync_batch_norm` on several ranks.
     """
 
     sync_batch_norm: bool = False

@@ -16,6 +16,8 @@ from peclr_dali.pipelines.sources.shards.tar_index import TarIndex
 _WAITS_S: Final = (0.0, 0.2, 1.0, 3.0)
 """Seconds before each attempt to read from an address. fsspec's own attempts come on top."""
 
+_TOO_LARGE: Final = f"only images of up to {MAX_FILE_BYTES >> 20} MiB are read"
+
 
 class LocalTars(Store):
     """Reads from tar files in a folder."""
@@ -31,7 +33,7 @@ class LocalTars(Store):
         index = self._index
         size = int(index.size[row])
         if size > MAX_FILE_BYTES:
-            return OSError(f"{size >> 20} MiB; only images of up to {MAX_FILE_BYTES >> 20} MiB are read")
+            return OSError(_TOO_LARGE)
         try:
             descriptor = os.open(f"{self._root}/{index.tars[index.tar[row]]}", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -55,17 +57,17 @@ class RemoteTars(Store):
     def read(self, rows: Sequence[int]) -> list[Bytes]:
         """See `Store`."""
         index = self._index
-        read: dict[int, Bytes] = {}
-        left = list(rows)
+        read: dict[int, Bytes] = {row: OSError(_TOO_LARGE) for row in rows if index.size[row] > MAX_FILE_BYTES}
+        left = [row for row in rows if row not in read]
         for wait_s in _WAITS_S:
+            if not left:
+                break
             time.sleep(wait_s)
             starts = [int(index.offset[row]) for row in left]
             sizes = [int(index.size[row]) for row in left]
             found = self._folder.ranges([str(index.tars[index.tar[row]]) for row in left], starts, sizes)
             read |= {row: _whole(data, size) for row, data, size in zip(left, found, sizes, strict=True)}
             left = [row for row in left if isinstance(read[row], OSError)]
-            if not left:
-                break
         return [read[row] for row in rows]
 
 
