@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,11 +85,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def single_process(monkeypatch: pytest.MonkeyPatch, logging_set_back: None) -> None:
-    """As on a machine without GPU and apex and without torchrun."""
+    """As on a machine without GPU and without torchrun."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setitem(sys.modules, "apex", None)
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int]]:
@@ -151,7 +149,6 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     # The machine.
     "no GPU": (pretrain("train.device=cuda"), ['train.device = "cuda"', "no GPU here", '"cpu"']),
-    "no apex": (pretrain("optim.backend=apex"), ['optim.backend = "apex"', "cannot be used", 'backend = "torch"']),
     # Weights and runs.
     "no weights": (
         pretrain("encoder.weights={root}/no.pth"),

@@ -85,11 +85,6 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         start.network.encoder.requires_grad_(not self.config.train.frozen)
         return start.network
 
-    def size_keys(self) -> dict[str, str]:
-        """The keys of encoder and head."""
-        encoder, head = self.config.encoder, self.config.pose
-        return {"encoder": f"encoder.name = {encoder.name!r}", "head": f"pose.hidden = {head.hidden}"}
-
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Adam for the parameters that are not frozen."""
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]

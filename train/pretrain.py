@@ -29,7 +29,7 @@ from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.pictures import save_loss
 from peclr_dali.train.steps.batch_statistics import synchronise
 from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views
-from peclr_dali.train.steps.optim import Lars, build_optimizer, describe
+from peclr_dali.train.steps.optim import Lars, build_optimizer
 from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.steps.training_state import compiled
 from peclr_dali.train.trainer import Task, Trainer
@@ -111,13 +111,6 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         """Normalisation, encoder and projection head."""
         return build_network(encoder, self.config.projector, self.config.geometry.side_px)
 
-    def size_keys(self) -> dict[str, str]:
-        """The keys of the encoder and of the head's wider layer."""
-        projector = self.config.projector
-        widest = "dim" if projector.dim > projector.hidden else "hidden"
-        width = f"projector.{widest} = {getattr(projector, widest)}"
-        return {"encoder": f"encoder.name = {self.config.encoder.name!r}", "projector": width}
-
     def build_optimizer(self) -> Lars:
         """LARS around Adam."""
         network = self.network
@@ -139,14 +132,13 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return dict(zip(figures, read, strict=True))
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """Log sizes, where pixels are made and optimiser, and the sources' rows of a batch if there are several."""
+        """Log sizes, where pixels are made and precision, and the sources' rows of a batch if there are several."""
         log.info(
-            "%d images, %d steps per epoch, %s on %s, %s, %s",
+            "%d images, %d steps per epoch, %s on %s, %s",
             len(index),
             steps_per_epoch,
             loader.settings.described,
             self.world.device,
-            describe(self.optimizer),
             self.precision,
         )
         if index.sources:

@@ -1,19 +1,16 @@
-"""Measures free memory and the memory of autograd graphs, and refuses networks that do not fit."""
+"""Measures free memory and the memory of autograd graphs."""
 
 from __future__ import annotations
 
 import math
 import re
-import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
-from peclr_dali.errors import UserError
-from peclr_dali.errors.terminal import as_size
 from peclr_dali.machine.control_groups import groups, read
 from peclr_dali.train.distributed.world import World
 
@@ -28,8 +25,8 @@ def free_bytes(world: World, headroom_bytes: int = 0) -> int:
     """Free bytes for this rank on its device; on the CPU, its share of the machine's.
 
     On a GPU, what torch holds unused is free, and torch's limit for this process counts, by
-    `set_per_process_memory_fraction` or by PYTORCH_ALLOC_CONF. On the CPU, limits of the address space (`ulimit -v`)
-    and of control groups, as in containers, count.
+    `set_per_process_memory_fraction` or by PYTORCH_ALLOC_CONF. On the CPU, limits of control groups count, as in
+    containers.
 
     `headroom_bytes` of a GPU are left to others than torch, so they do not count towards torch's limit.
     """
@@ -39,9 +36,7 @@ def free_bytes(world: World, headroom_bytes: int = 0) -> int:
         allowed = int(torch.cuda.get_per_process_memory_fraction(world.device) * total) - reserved
         return max(0, min(free - headroom_bytes, allowed) + reserved - torch.cuda.memory_allocated(world.device))
     shared = min(psutil.virtual_memory().available, free_in_control_groups())
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    addresses = math.inf if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
-    return max(0, int(min(shared / world.local_world_size, addresses)))
+    return max(0, int(shared / world.local_world_size))
 
 
 def free_in_control_groups(system: Path = Path("/")) -> float:
@@ -60,33 +55,6 @@ def _free_in(group: Path) -> float:
         return math.inf
     files = re.findall(rf"^{prefix}(?:active|inactive)_file (\d+)$", cache, re.MULTILINE)
     return int(limit) - int(used) + sum(map(int, files))
-
-
-def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: World, keys: Mapping[str, str]) -> None:
-    """Refuse a network whose weights, gradients and Adam's two moments do not fit into the free memory.
-
-    Args:
-        build: makes the network with random weights. It is called on torch's meta device, which needs no memory.
-        dtype: type of the parameters.
-        world: rank and device of this process.
-        keys: result of `TrainingState.size_keys`, for the `UserError`.
-    """
-    with torch.device("meta"):
-        parts = dict(build().named_children())
-    needed = {name: _values_in_training(part) * dtype.itemsize for name, part in parts.items()}
-    total, free = sum(needed.values()), free_bytes(world)
-    if total > free:
-        largest = max(keys, key=lambda name: needed[name])
-        raise UserError(
-            f"{keys[largest]}: the network needs {as_size(total)} of memory on {world.device} (weights, gradients and "
-            f"Adam's two moments), {as_size(needed[largest])} of it for this key, and {as_size(free)} are free. Choose "
-            f"a smaller network, or give the process more memory"
-        )
-
-
-def _values_in_training(part: nn.Module) -> int:
-    weights = sum(weight.numel() * (4 if weight.requires_grad else 1) for weight in part.parameters())
-    return weights + sum(buffer.numel() for buffer in part.buffers())
 
 
 def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
