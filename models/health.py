@@ -46,6 +46,7 @@ def health(embeddings: Tensor) -> Health:
         unit = F.normalize(exact, dim=2)
         alignment = (unit[0] - unit[1]).square().sum(dim=1).mean()
 
+        tolerance = 32 * torch.finfo(unit.dtype).eps  # equal cosines differ by rounding, at most by about 8 eps
         strip = max(1, TILE_ELEMENTS // (2 * samples))  # rows of the similarity matrix in memory at once
         crowding: list[Tensor] = []  # of each embedding: log of the sum of exp(-2 d^2) over the others of its view
         rank_sum = unit.new_zeros((), dtype=torch.float64)
@@ -54,8 +55,8 @@ def health(embeddings: Tensor) -> Health:
                 cosine = unit[view, first : first + strip] @ unit.flatten(0, 1).T  # (s, 2N)
                 positive = cosine.diagonal((1 - view) * samples + first)[:, None].clone()  # (s, 1)
                 cosine.diagonal(view * samples + first).fill_(float("-inf"))  # itself
-                better = (cosine > positive).sum(dim=1)
-                tied = (cosine == positive).sum(dim=1) - 1  # without the positive
+                better = (cosine > positive + tolerance).sum(dim=1)
+                tied = ((cosine - positive).abs() <= tolerance).sum(dim=1) - 1  # without the positive
                 rank_sum += (1 + better + tied / 2).sum()
                 same_view = cosine[:, view * samples : (view + 1) * samples]
                 crowding.append((4 * (same_view - 1)).logsumexp(dim=1))  # -2 d^2, with d^2 = 2 - 2 cos

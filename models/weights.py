@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pickle
 import re
-import tarfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -57,8 +56,9 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
     except MemoryError:
         raise
     except Exception as error:  # torch and safetensors raise many kinds for other files
-        found = "is an archive: unpack it first" if tarfile.is_tarfile(path) else "cannot be read as a file of tensors"
-        raise UserError(f"{origin} {found}: expected {expected}, saved by torch.save or safetensors.") from error
+        raise UserError(
+            f"{origin} cannot be read as a file of tensors: expected {expected}, saved by torch.save or safetensors."
+        ) from error
     if isinstance(content, Mapping):
         content = next((content[at] for at in ("state_dict", "network", "model") if at in content), content)
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
@@ -161,12 +161,9 @@ def load_strictly(network: nn.Module, state: Mapping[str, Tensor], *, origin: st
     """Load tensors by name: all that the network has, and no others.
 
     Raises:
-        UserError: a name or shape differs, or weights are integers; it says that `origin` does not fit `model`.
+        UserError: a name or shape differs; it says that `origin` does not fit `model`.
     """
     try:
-        for key, _ in network.named_parameters():
-            if key in state and not state[key].is_floating_point():
-                raise RuntimeError(f"{key} holds integers")
         network.load_state_dict(state)  # adds the batch counters that files from before 2018 lack
     except RuntimeError as error:
         raise UserError(f"{origin} does not fit {model}: {in_one_line(error, 300)}. Name another file") from error

@@ -4,8 +4,8 @@
     OUT/training_{K,xyz,scale}.json
     OUT/evaluation/rgb/%08d.jpg   max(1, N // 10) images of other poses
     OUT/evaluation_{K,xyz,scale}.json
-    OUT/evaluation_boxes.csv      boxes around the hands of the evaluation part, in the format of `predict --box`
-    OUT/dataset.json              written last: the arguments, so that it marks a finished dataset
+    OUT/dataset.json              the arguments, written first
+    OUT/evaluation_boxes.csv      written last: boxes around the hands of the evaluation part, for `predict --box`
 
 Lists have one entry per pose: K (3 x 3, pixels), xyz (21 x 3, metres, camera frame: x right, y down, z forward; the
 wrist, then thumb, index, middle, ring, little finger from the palm outward), scale (metres, the middle finger's first
@@ -18,13 +18,13 @@ its bytes.
 
 import json
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
+from itertools import starmap
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import cv2
 import numpy as np
@@ -41,15 +41,14 @@ VERSIONS = 4
 """Backgrounds per pose in the training part."""
 FORMAT = 1
 """Version of the renderer; raised when the same arguments give other bytes."""
-_FINISHED = "dataset.json"
-_BEGUN = "dataset.unfinished.json"
+_ARGUMENTS = "dataset.json"
+_LAST = "evaluation_boxes.csv"
 _POSES_PER_TASK = 8
 # First word after the seed of every random stream, so that each kind of draw has its own stream.
 _SCENE_STREAM, _POSE_STREAM, _PLACE_STREAM, _PHOTO_STREAM = range(4)
 
 Annotation = dict[str, Any]
 Progress = Callable[[int, int], None]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,10 @@ class Recipe:
     varied: bool = False
 
     @property
-    def described(self) -> dict[str, int]:
+    def json(self) -> str:
         """The arguments as they are written down; `varied` only where it is used."""
-        return {name: value for name, value in asdict(self).items() if name != "varied" or value}
+        arguments = {name: value for name, value in asdict(self).items() if name != "varied" or value}
+        return json.dumps(arguments, indent=2) + "\n"
 
 
 @dataclass(frozen=True)
@@ -123,42 +123,36 @@ def make_dataset(
         if value < least:
             raise UserError(f"{name} is {value}, expected at least {least}: choose a larger number")
     recipe = Recipe(poses, seed, scenes, varied=varied)
-    if _is_finished(out, recipe):
-        return
-    _begin(out, recipe)
-    _render_poses(out, recipe, workers, progress or (lambda done, total: None))
-    write_text(out / _FINISHED, _marker(recipe))
-    (out / _BEGUN).unlink()
+    _claim(out, recipe)
+    if not (out / _LAST).is_file():
+        _render_poses(out, recipe, workers, progress or (lambda done, total: None))
 
 
-def _marker(recipe: Recipe) -> str:
-    return json.dumps(recipe.described, indent=2) + "\n"
-
-
-def _is_finished(out: Path, recipe: Recipe) -> bool:
-    """Whether `out` holds this dataset, finished. Anything else than this dataset is a `UserError`."""
-    if not out.exists():
-        return False
-    if not out.is_dir():
-        raise UserError(f"{out} is a file, expected a folder for the dataset: choose another name")
-    for name in (_FINISHED, _BEGUN):
-        path = out / name
-        if path.is_file():
-            try:
-                found = json.loads(path.read_bytes())
-            except (ValueError, RecursionError):
-                found = path.read_text(errors="replace")[:80]
-            if found != recipe.described:
+def _claim(out: Path, recipe: Recipe) -> None:
+    """Write the arguments down, or compare them with those of an earlier call, and remove half-written files."""
+    arguments = out / _ARGUMENTS
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if arguments.is_file():
+            if (found := arguments.read_text(errors="replace")) != recipe.json:
+                found, given = (" ".join(one.split())[:120] for one in (found, recipe.json))
                 raise UserError(
-                    f"{out} holds a dataset made with {found}, not with {recipe.described}: "
-                    "give the same arguments, choose another folder, or remove this one"
+                    f"{out} holds a dataset made with {found}, not with {given}: give the same arguments, choose "
+                    "another folder, or remove this one"
                 )
-            return name == _FINISHED
-    if any(out.iterdir()):
-        raise UserError(
-            f"{out} is not empty and holds no dataset of 'make-data' (no {_FINISHED}): choose a new or an empty folder"
-        )
-    return False
+        elif any(out.iterdir()):
+            raise UserError(
+                f"{out} is not empty and holds no dataset of 'make-data' (no {_ARGUMENTS}): choose a new or an empty "
+                "folder"
+            )
+        else:
+            write_text(arguments, recipe.json)
+        for part in parts_of(recipe):
+            (out / part.name / "rgb").mkdir(parents=True, exist_ok=True)
+        for leftover in out.glob("*/rgb/*.part"):
+            leftover.unlink()
+    except OSError as error:
+        raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
 
 
 def _boxes(entries: Sequence[Annotation]) -> str:
@@ -171,41 +165,27 @@ def _boxes(entries: Sequence[Annotation]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _begin(out: Path, recipe: Recipe) -> None:
-    """Write the arguments down, so that a later call can continue, and remove half-written files."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_text(out / _BEGUN, _marker(recipe))
-        for part in parts_of(recipe):
-            folder = out / part.name / "rgb"
-            folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob("*.part"):
-                leftover.unlink()
-    except OSError as error:
-        raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
-
-
 def _render_poses(out: Path, recipe: Recipe, workers: int, progress: Progress) -> None:
-    parts, poses = zip(*((part, pose) for part in parts_of(recipe) for pose in range(part.poses)), strict=True)
+    tasks = [(part, pose) for part in parts_of(recipe) for pose in range(part.poses)]
     annotations: dict[str, list[Annotation]] = {"training": [], "evaluation": []}
-    done, total = 0, sum(part.versions for part in parts)
-    made = _in_workers(out, recipe, workers, partial(_make_pose, out, recipe), parts, poses)
-    for part, annotation in zip(parts, made, strict=True):
+    done, total = 0, sum(part.versions for part, _ in tasks)
+    for (part, _), annotation in zip(tasks, _make_poses(out, recipe, workers, tasks), strict=True):
         annotations[part.name].append(annotation)
         done += part.versions
         progress(done, total)
     for name, entries in annotations.items():
         for key in ("K", "xyz", "scale"):
             write_text(out / f"{name}_{key}.json", json.dumps([entry[key] for entry in entries]))
-    write_text(out / "evaluation_boxes.csv", _boxes(annotations["evaluation"]))
+    write_text(out / _LAST, _boxes(annotations["evaluation"]))
 
 
-def _in_workers(
-    out: Path, recipe: Recipe, workers: int, make: Callable[..., T], *arguments: Iterable[Any]
-) -> Iterator[T]:
-    """Yield what `make` returns for each of the arguments, in order, when its files are written."""
+def _make_poses(
+    out: Path, recipe: Recipe, workers: int, tasks: Sequence[tuple[DatasetPart, int]]
+) -> Iterator[Annotation]:
+    """Yield the annotations of each pose of a part, in order, when its images are written."""
+    make = partial(_make_pose, out, recipe)
     if workers == 1:
-        yield from map(make, *arguments)
+        yield from starmap(make, tasks)
         return
     # Compile once here; the workers then load the result from the cache.
     hand = draw_hand(np.random.default_rng(0))
@@ -213,12 +193,7 @@ def _in_workers(
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_renderer) as pool:
         try:
-            yield from pool.map(make, *arguments, chunksize=_POSES_PER_TASK)
-        except BrokenProcessPool as error:
-            raise UserError(
-                f"{out}: a rendering process was killed from outside, perhaps for lack of memory. Run the command "
-                "again to continue; --workers 1 needs the least memory"
-            ) from error
+            yield from pool.map(make, *zip(*tasks, strict=True), chunksize=_POSES_PER_TASK)
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -124,14 +124,9 @@ def build_hand(
 
 def _prepared(capsules: Floats) -> Floats:
     """Convert (start, end, two radii, blend) to rows for `part_distance`."""
-    prepared = np.empty((len(capsules), 10))
-    prepared[:, 0:3] = capsules[:, 0:3]
-    prepared[:, 3:6] = capsules[:, 3:6] - capsules[:, 0:3]
-    prepared[:, 6] = capsules[:, 6]
-    prepared[:, 7] = capsules[:, 7] - capsules[:, 6]
-    prepared[:, 8] = capsules[:, 8]
-    prepared[:, 9] = 1.0 / np.square(prepared[:, 3:6]).sum(axis=1)
-    return prepared
+    start, end, radii, blend = np.split(capsules, [3, 6, 8], axis=1)
+    inverse_square = 1.0 / np.square(end - start).sum(axis=1, keepdims=True)
+    return np.hstack([start, end - start, radii[:, :1], np.diff(radii, axis=1), blend, inverse_square])
 
 
 def _digit_bounds(parts: Floats) -> Floats:

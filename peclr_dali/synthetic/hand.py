@@ -66,20 +66,8 @@ STUDIO = Variety()
 VARIED = Variety((0.8, 1.4), 2.0, (160.0, 600.0), (56.0, 200.0), nearest_m=0.2, sleeves=0.6, holding=0.35)
 
 
-class Viewpoint(NamedTuple):
-    """Where a camera stands: angles in radians, focal lengths, and the size and place of the hand in the picture."""
-
-    turn: float
-    tilt: float
-    lean: float
-    focal: float
-    focal_x: float
-    wanted_px: float
-    centre_px: Floats
-
-
-def draw_viewpoint(rng: np.random.Generator, variety: Variety = STUDIO) -> Viewpoint:
-    """A viewpoint that sees the hand roughly centred; in the studio over about half of the picture.
+def draw_camera(rng: np.random.Generator, joints_m: Floats, variety: Variety = STUDIO) -> Camera:
+    """A camera that sees the joints (21, 3) roughly centred; in the studio over about half of the picture.
 
     The hand turns freely about its long axis: it shows its back, its palm or an edge. In the studio, this axis leaves
     the picture plane by up to about 60 degrees, and in the picture it mostly points upwards.
@@ -92,12 +80,6 @@ def draw_viewpoint(rng: np.random.Generator, variety: Variety = STUDIO) -> Viewp
     focal_x = focal * float(rng.uniform(0.997, 1.003))
     wanted_px = float(rng.uniform(*variety.wanted_px))
     centre_px = SIDE_PX / 2 + np.clip(rng.normal(0.0, 6.0, 2), -16.0, 16.0)
-    return Viewpoint(turn, tilt, lean, focal, focal_x, wanted_px, centre_px)
-
-
-def aim_camera(viewpoint: Viewpoint, joints_m: Floats, nearest_m: float = STUDIO.nearest_m) -> Camera:
-    """The camera that sees the joints (21, 3) from a viewpoint."""
-    turn, tilt, lean, focal, focal_x, wanted_px, centre_px = viewpoint
     rotation = rotation_z(lean) @ rotation_x(tilt) @ _FACING @ rotation_y(turn)
     intrinsics = np.array([[focal_x, 0.0, SIDE_PX / 2], [0.0, focal, SIDE_PX / 2], [0.0, 0.0, 1.0]])
     turned = joints_m @ rotation.T
@@ -107,13 +89,13 @@ def aim_camera(viewpoint: Viewpoint, joints_m: Floats, nearest_m: float = STUDIO
         image = project(turned + translation, intrinsics)
         low, high = image.min(axis=0), image.max(axis=0)
         middle_z = float(turned[:, 2].mean()) + translation[2]
-        middle_z = max(middle_z * float((high - low).max()) / wanted_px, nearest_m)
+        middle_z = max(middle_z * float((high - low).max()) / wanted_px, variety.nearest_m)
         translation[2] = middle_z - float(turned[:, 2].mean())
         translation[:2] += (centre_px - (low + high) / 2) * middle_z / focal
     return Camera(intrinsics, rotation, translation)
 
 
-def draw_sleeve(rng: np.random.Generator, parts: Floats, share: float = STUDIO.sleeves) -> Floats:
+def draw_sleeve(rng: np.random.Generator, parts: Floats, share: float) -> Floats:
     """A sleeve around the forearm (see Solids.sleeve), or none."""
     sleeve = np.zeros(8)
     worn, cuff_m, slack_m = rng.random() < share, float(rng.uniform(0.015, 0.12)), float(rng.uniform(0.003, 0.010))
@@ -147,14 +129,12 @@ def draw_prop(rng: np.random.Generator, bare: Solids, camera: Camera) -> Floats:
     if radius < 0.010:
         return prop
     radius = min(radius, 0.045)
-    if kind == BALL:
-        half = (radius, radius, radius)
-    elif kind == CYLINDER:
-        half = (reach[0], radius, radius)
-    else:
-        # The cross-section's diagonal is what fits.
-        half = (reach[1], radius * square, radius * float(np.sqrt(1 - square**2)))
-    prop[:] = kind, *centre, *half, *axes.T.reshape(9)
+    half = {
+        BALL: (radius, radius, radius),
+        CYLINDER: (reach[0], radius, radius),
+        BOX: (reach[1], radius * square, radius * float(np.sqrt(1 - square**2))),  # the diagonal is what fits
+    }
+    prop[:] = kind, *centre, *half[kind], *axes.T.reshape(9)
     return prop
 
 
@@ -184,18 +164,13 @@ def draw_hand(rng: np.random.Generator, variety: Variety = STUDIO) -> Hand:
     shape = draw_shape(rng)
     holding = bool(rng.random() < variety.holding)
     _, skeleton = draw_pose(rng, shape, grasp=holding)
-    camera = aim_camera(draw_viewpoint(rng, variety), skeleton.joints_m, variety.nearest_m)
+    camera = draw_camera(rng, skeleton.joints_m, variety)
     solids = build_hand(shape, skeleton, camera.rotation, camera.translation_m, _draw_wrist(rng, camera.rotation))
     solids = solids._replace(sleeve=draw_sleeve(rng, solids.parts, variety.sleeves))
     if holding:
         solids = solids._replace(prop=draw_prop(rng, solids, camera))
-    return Hand(
-        shape=shape,
-        camera=camera,
-        xyz_m=skeleton.joints_m @ camera.rotation.T + camera.translation_m,
-        solids=solids,
-        paint=draw_paint(rng),
-    )
+    xyz_m = skeleton.joints_m @ camera.rotation.T + camera.translation_m
+    return Hand(shape, camera, xyz_m, solids, draw_paint(rng))
 
 
 def _draw_wrist(rng: np.random.Generator, rotation: Floats) -> tuple[float, float]:

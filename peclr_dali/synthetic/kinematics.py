@@ -17,9 +17,6 @@ from peclr_dali.synthetic.jit import Floats
 DIGITS = 5
 SEGMENTS = 3
 
-ABDUCTION, FLEX_1, FLEX_2, FLEX_3 = range(4)
-"""Columns of the joint angles (5, 4): spread at the digit's first joint, then flexion of the three joints."""
-
 # A medium adult hand, a row per digit: centre of the first joint (thumb: carpometacarpal), lengths of the three
 # segments, half the thickness at the first, second and third joint and at the tip.
 _MEDIUM_M = np.array(
@@ -131,7 +128,7 @@ def draw_shape(rng: np.random.Generator) -> HandShape:
 
 
 def pose_hand(shape: HandShape, angles_rad: Floats) -> PosedHand:
-    """Forward kinematics of joint angles (5, 4), columns as ABDUCTION, FLEX_1, FLEX_2, FLEX_3."""
+    """Forward kinematics of joint angles (5, 4): spread at a digit's first joint, then flexion of its three joints."""
     joints = np.zeros((len(HAND), 3))
     frames = np.empty((DIGITS, SEGMENTS, 3, 3))
     for digit in range(DIGITS):

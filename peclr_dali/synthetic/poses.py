@@ -3,17 +3,7 @@
 import numpy as np
 
 from peclr_dali.synthetic.jit import Floats
-from peclr_dali.synthetic.kinematics import (
-    ABDUCTION,
-    DIGITS,
-    FLEX_1,
-    FLEX_2,
-    FLEX_3,
-    LIMITS_RAD,
-    HandShape,
-    PosedHand,
-    pose_hand,
-)
+from peclr_dali.synthetic.kinematics import DIGITS, LIMITS_RAD, HandShape, PosedHand, pose_hand
 
 _OPEN = (2, 4, 5, 3)
 _LOOSE = (1, 22, 30, 16)
@@ -59,8 +49,8 @@ _TRIES = 24
 def within_limits(angles_rad: Floats) -> Floats:
     """Joint angles (5, 4) clipped to LIMITS_RAD; fingers cannot spread when bent at the knuckle."""
     angles = np.clip(angles_rad, LIMITS_RAD[..., 0], LIMITS_RAD[..., 1])
-    bend = np.clip(angles[1:, FLEX_1] / np.deg2rad(80.0), 0.0, 1.0)
-    angles[1:, ABDUCTION] *= 1.0 - 0.85 * bend
+    spread, flexion = angles[1:, 0], angles[1:, 1]
+    spread *= 1.0 - 0.85 * np.clip(flexion / np.deg2rad(80.0), 0.0, 1.0)
     return np.asarray(angles)
 
 
@@ -93,13 +83,9 @@ def _loosening(rng: np.random.Generator) -> Floats:
     along_hand = np.convolve(rng.normal(0.0, 9.0, DIGITS + 2), [0.35, 0.6, 0.35], mode="valid")
     curl = together + along_hand
     noise = rng.normal(0.0, 1.0, (DIGITS, 4))
-    delta = np.empty((DIGITS, 4))
-    delta[:, ABDUCTION] = 2.5 * noise[:, ABDUCTION]
-    delta[:, FLEX_1] = 0.8 * curl + 5.0 * noise[:, FLEX_1]
-    delta[:, FLEX_2] = 1.0 * curl + 5.0 * noise[:, FLEX_2]
-    delta[:, FLEX_3] = 0.6 * curl + 3.0 * noise[:, FLEX_3]
+    delta = curl[:, None] * [0.0, 0.8, 1.0, 0.6] + noise * [2.5, 5.0, 5.0, 3.0]
     # The thumb's saddle joint has a quarter of a finger joint's range.
-    delta[0, :FLEX_2] = rng.normal(0.0, 5.0, 2)
+    delta[0, :2] = rng.normal(0.0, 5.0, 2)
     return np.deg2rad(delta)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import minimum_filter
+from scipy.ndimage import generate_binary_structure, maximum_filter, minimum_filter
 
 from peclr_dali.synthetic.field import Solids, hand_distance, prop_distance, scene_distance, sleeve_distance
 from peclr_dali.synthetic.jit import Floats, Pixels, kernel
@@ -33,13 +33,11 @@ class Rendering(NamedTuple):
         samples: (M, 13) float32: weight (share of the pixel), point in metres and unit normal in the camera frame,
             linear RGB, gloss, openness (1: nothing near, 0: deep in a crease), thinness (1: light shines through).
         depth_m: (H, W) float32, z of the surface at each pixel's centre; 0 for the background.
-        material: (H, W) uint8 at each pixel's centre: NOTHING, SKIN, CLOTH or OBJECT.
     """
 
     pixels: NDArray[np.int64]
     samples: Pixels
     depth_m: Pixels
-    material: NDArray[np.uint8]
 
 
 def render(solids: Solids, paint: Paint, bulk: float, intrinsics: Floats, side_px: int) -> Rendering:
@@ -51,12 +49,8 @@ def render(solids: Solids, paint: Paint, bulk: float, intrinsics: Floats, side_p
     distance = _trace_centres(solids, lens, side_px, far, starts)
     outline = _outlines(distance)
     capacity = int((distance > 0).sum()) + 4 * int(outline.sum())
-    rendering = Rendering(
-        np.empty(capacity, np.int64),
-        np.empty((capacity, 13), np.float32),
-        np.zeros((side_px, side_px), np.float32),
-        np.zeros((side_px, side_px), np.uint8),
-    )
+    depth_m = np.zeros((side_px, side_px), np.float32)
+    rendering = Rendering(np.empty(capacity, np.int64), np.empty((capacity, 13), np.float32), depth_m)
     # Of the hits through the centres of a pixel and its neighbours, the nearest: nothing stands much nearer.
     nearest = minimum_filter(np.where(distance > 0, distance, 1e3), size=3, mode="nearest")
     used = _collect(solids, lens, far, starts, distance, nearest, outline, paint, bulk, rendering)
@@ -123,13 +117,9 @@ def _trace_centres(solids: Solids, lens: Floats, side_px: int, far: float, start
 
 def _outlines(distance: Floats) -> NDArray[np.bool_]:
     """Mask of the pixels at a step in depth, or between surface and background."""
-    down, across = (np.abs(np.diff(distance, axis=axis)) > _OUTLINE_M for axis in (0, 1))
-    outline = np.zeros(distance.shape, np.bool_)
-    outline[:-1] |= down
-    outline[1:] |= down
-    outline[:, :-1] |= across
-    outline[:, 1:] |= across
-    return outline
+    cross = generate_binary_structure(2, 1)  # a pixel and its four neighbours
+    nearest, farthest = (extreme(distance, footprint=cross) for extreme in (minimum_filter, maximum_filter))
+    return np.asarray(np.maximum(distance - nearest, farthest - distance) > _OUTLINE_M)
 
 
 @kernel
@@ -226,7 +216,7 @@ def _collect(
                 x, y, z = dx * t, dy * t, dz * t
                 material, here = _nearest_surface(x, y, z, solids)
                 if ray < 0:
-                    rendering.depth_m[row, column], rendering.material[row, column] = z, material
+                    rendering.depth_m[row, column] = z
                 if ray >= 0 or not outline[row, column]:  # at outlines, the centre's colour is not used
                     _describe(material, here, (x, y, z), solids, paint, bulk, colour, rendering.samples[used])
                     rendering.samples[used, 0] = 0.25 if ray >= 0 else 1.0

@@ -8,24 +8,13 @@ import numpy as np
 from peclr_dali.synthetic.field import Solids, part_distance
 from peclr_dali.synthetic.jit import Floats, kernel
 
-NOTHING, SKIN, CLOTH, OBJECT = range(4)
+SKIN, CLOTH, OBJECT = range(3)
 
 Vector = tuple[float, float, float]
 
 # From the lightest to the darkest human skin, sRGB of the back of the hand.
-_SKIN_SRGB = (
-    np.array(
-        [
-            [240, 204, 184],
-            [228, 184, 158],
-            [206, 158, 128],
-            [178, 126, 94],
-            [138, 92, 64],
-            [98, 62, 44],
-            [66, 42, 32],
-        ]
-    )
-    / 255
+_SKIN_SRGB = np.divide(
+    [[240, 204, 184], [228, 184, 158], [206, 158, 128], [178, 126, 94], [138, 92, 64], [98, 62, 44], [66, 42, 32]], 255
 )
 
 

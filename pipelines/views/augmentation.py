@@ -5,7 +5,8 @@ This file imports neither torch nor DALI nor Numba, so that a mistake in a confi
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import fields, replace
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
@@ -13,6 +14,8 @@ from pydantic.dataclasses import dataclass
 from peclr_dali.bounds import Factor, Fraction, PositiveFraction
 from peclr_dali.pipelines.views.appearance import AppearanceConfig as AppearanceConfig
 from peclr_dali.pipelines.views.ranges import Ordered, Range
+
+G = TypeVar("G", bound="GeometryConfig")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -49,6 +52,19 @@ class GeometryConfig:
     shared: bool = False
     fill: Annotated[int, Field(ge=0, le=255)] | Literal["edge"] = 0
     antialias: bool = True
+
+
+_OF_ALL_VIEWS: Final = ("side_px", "scale_is", "fill", "antialias")
+_STILL: Final[dict[str, Any]] = {
+    "rotation_deg": (0.0, 0.0), "translation_frac": 0.0, "scale": (1.0, 1.0), "crop_probability": 0.0,
+    "crop_side_frac": (1.0, 1.0), "flip_probability": 0.0, "shared": False,
+}  # fmt: skip
+
+
+def without_augmentation(geometry: G) -> G:
+    """The geometry of the canonical view: its size and fill, no map. Every field must be in one of the lists above."""
+    values = {field.name: _STILL[field.name] for field in fields(geometry) if field.name not in _OF_ALL_VIEWS}
+    return replace(geometry, **values)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -1,5 +1,4 @@
 from pathlib import Path
-from urllib.error import URLError
 
 import pytest
 import safetensors.torch
@@ -8,20 +7,20 @@ import torchvision
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
-from peclr_dali.models.encoders import build_encoder, make_encoder
+from peclr_dali.models.encoders import build_encoder
 
 
 def save_resnet18(path: Path) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = torchvision.models.resnet18(weights=None).state_dict()
     saved = {f"module.{name}": tensor for name, tensor in state.items()} if "parallel" in path.name else state
-    if "safetensors" in path.name:
+    if "safetensors" in path.name.lower():
         safetensors.torch.save_file(saved, path)
     else:
         torch.save({"state_dict": saved} if "nested" in path.name else saved, path)
     return state
 
 
-@pytest.mark.parametrize("file", ["plain.pth", "nested.pth", "parallel.pth", "plain.safetensors", "safetensors.pth"])
+@pytest.mark.parametrize("file", ["nested.pth", "parallel.pth", "plain.SAFETENSORS", "safetensors.pth"])
 def test_reads_torchvision_files_and_gives_them_back(file: str, tmp_path: Path) -> None:
     state = save_resnet18(tmp_path / file)
     encoder = build_encoder(EncoderConfig("resnet18", str(tmp_path / file)))
@@ -43,40 +42,27 @@ def test_features_are_torchvisions_pooled_ones() -> None:
         assert torch.equal(resnet.fc(encoder(image)), resnet(image))
 
 
-def test_every_encoder_has_its_dimension() -> None:
-    for name, dim in {"resnet34": 512, "resnet50": 2048, "resnet101": 2048, "resnet152": 2048}.items():
-        with torch.device("meta"):  # shapes without the memory and the time
-            assert make_encoder(name).feature_dim == dim
-
-
-def test_files_without_batch_counters_are_read(tmp_path: Path) -> None:
-    state = save_resnet18(tmp_path / "new.pth")
-    torch.save({k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}, tmp_path / "old.pth")
-    build_encoder(EncoderConfig("resnet18", str(tmp_path / "old.pth")))
-
-
 def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
     state = save_resnet18(tmp_path / "good.pth")
-    weight, variance = state["conv1.weight"], "layer1.0.bn1.running_var"
+    variance = "layer1.0.bn1.running_var"
     (tmp_path / "garbage.safetensors").write_bytes(b"<html>not found</html>")
     (tmp_path / "truncated.pth").write_bytes((tmp_path / "good.pth").read_bytes()[:100_000])
     for file, content in {
         "no_state.pth": {"epoch": 3},
         "module.pth": torchvision.models.resnet18(weights=None),  # code, not tensors
         "large.pth": {**state, variance: torch.full((64,), 1e300, dtype=torch.float64)},
-        "sparse.pth": {**state, "conv1.weight": weight.to_sparse()},
+        "meta.pth": {**state, "conv1.weight": torch.zeros(64, 3, 7, 7, device="meta")},
         "gray.pth": {**state, "conv1.weight": torch.zeros(64, 1, 7, 7)},
     }.items():
         torch.save(content, tmp_path / file)
     for file, message in {
         "absent.pth": "does not exist",
-        ".": "is no file",
         "garbage.safetensors": "cannot be read",
         "truncated.pth": "cannot be read",
         "no_state.pth": "holds no tensors by name",
         "module.pth": "cannot be read",
         "large.pth": f"{variance} holds NaN or infinity; expected",
-        "sparse.pth": "conv1.weight holds no real numbers",
+        "meta.pth": "conv1.weight holds no real numbers",
         "gray.pth": r"conv1.weight.*\[64, 1, 7, 7\]",
     }.items():
         with pytest.raises(UserError, match=message) as caught:
@@ -85,26 +71,3 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         assert file in str(caught.value)
     with pytest.raises(UserError, match=r"does not fit encoder.name = 'resnet34': .*layer1.2.conv1.weight"):
         build_encoder(EncoderConfig("resnet34", str(tmp_path / "good.pth")))
-
-
-def test_imagenet_weights_come_through_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = torchvision.models.resnet18(weights=None).state_dict()
-    asked = []
-
-    def download(url: str, **_: object) -> dict[str, torch.Tensor]:
-        asked.append(url)
-        return dict(state)
-
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
-    encoder = build_encoder(EncoderConfig("resnet18"))
-    assert asked == [torchvision.models.ResNet18_Weights.IMAGENET1K_V1.url]
-    assert torch.equal(encoder.library_state_dict()["conv1.weight"], state["conv1.weight"])
-
-
-def test_failing_download_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(url: str, **_: object) -> None:
-        raise URLError("no route to host")
-
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
-    with pytest.raises(UserError, match=r"resnet18.*cannot be downloaded .*no route to host.*\"random\".*state dict"):
-        build_encoder(EncoderConfig("resnet18"))

@@ -26,6 +26,14 @@ def test_closed_forms(first: Tensor, second: Tensor, expected: tuple[float, floa
     assert [figure.item() for figure in figures] == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("samples", "dim"), [(7, 8), (7, 2048), (50, 512), (511, 128)])
+def test_collapse_gives_the_rank_of_chance(dtype: torch.dtype, samples: int, dim: int) -> None:
+    """Though products of equal vectors differ by rounding."""
+    one = torch.randn(dim, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    assert health(one.expand(2, samples, dim)).positive_rank.item() == pytest.approx(samples)
+
+
 def test_chance_is_the_middle_rank() -> None:
     embeddings = torch.randn(2, 256, 64, generator=torch.Generator().manual_seed(0))
     figures = health(embeddings)
@@ -52,8 +60,3 @@ def test_equals_loops(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures.alignment.item() == pytest.approx(alignment, abs=1e-12)
     assert figures.uniformity.item() == pytest.approx(uniformity, abs=1e-12)
     assert figures.positive_rank.item() == pytest.approx(sum(ranks) / 10)
-
-
-def test_wrong_shape_is_named() -> None:
-    with pytest.raises(ValueError, match=r"\(2, 1, 4\), expected \(2, N, D\)"):
-        health(torch.zeros(2, 1, 4))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -54,9 +53,3 @@ def test_the_projection_head_is_the_authors() -> None:
     shapes = [tuple(value.shape) for value in head.parameters()]
     assert shapes == [(512, 32), (512,), (512,), (512,), (128, 512)]  # the last layer without bias
     assert head(torch.randn(4, 32)).shape == (4, 128)
-
-
-@pytest.mark.parametrize("dim", [127, 1])
-def test_a_projection_holds_whole_points(dim: int) -> None:
-    with pytest.raises(ValidationError, match=rf"dim = {dim}, expected an even number such as .* points \(x, y\)"):
-        ProjectorConfig(dim=dim)

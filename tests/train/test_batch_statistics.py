@@ -9,9 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from peclr_dali.errors import UserError
-from peclr_dali.train.distributed.world import World
-from peclr_dali.train.steps.batch_statistics import synchronise
 from tests.train.tiny_step import Operators, Recompute, exact_step, images, network, norms, run, to_double
 
 
@@ -80,17 +77,3 @@ def test_an_exception_leaves_the_buffers_as_they_were() -> None:
         run(model, 6, 2)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [norm.momentum for norm in norms(model)] == [0.1, 0.3]
-
-
-def test_cumulative_batch_norm_is_refused() -> None:
-    model = network()
-    norms(model)[0].momentum = None
-    with pytest.raises(ValueError, match="momentum None"):
-        run(model, 4, 2)
-
-
-def test_synchronised_batch_norm_says_what_it_needs() -> None:
-    with pytest.raises(UserError, match="needs GPUs"):
-        synchronise(network(), World(), batch=8, micro_batch=2)
-    with pytest.raises(UserError, match=r"4 micro-batches of train.batch = 8 cannot be divided evenly among 3 ranks"):
-        synchronise(network(), World(0, 3, device=torch.device("cuda")), batch=8, micro_batch=2)

@@ -1,5 +1,4 @@
 import collections
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ from peclr_dali.train.weights.convert import convert
 State = dict[str, Tensor]
 
 
-def published_pose(name: str = "resnet18", seed: int = 0) -> State:
+def published_pose() -> State:
     """Names and shapes of the authors' published fine-tuned file, for a hand somewhere in the picture."""
-    torch.manual_seed(seed)
-    resnet = torchvision.models.get_model(name, weights=None)
+    torch.manual_seed(0)
+    resnet = torchvision.models.resnet18(weights=None)
     state = {f"backend_model.{key}": value for key, value in resnet.state_dict().items() if key[:3] != "fc."}
     for key, value in state.items():
         if key.endswith("running_mean"):
@@ -54,9 +53,9 @@ def published_pose(name: str = "resnet18", seed: int = 0) -> State:
     return state
 
 
-def theirs_by_hand(state: State, name: str, image: Tensor, k: Tensor) -> dict[str, Tensor]:
+def theirs_by_hand(state: State, image: Tensor, k: Tensor) -> dict[str, Tensor]:
     """The authors' network, derived again from the papers' formulas, in their order of keypoints: float64."""
-    resnet = torchvision.models.get_model(name, weights=None, num_classes=64).double().eval()
+    resnet = torchvision.models.resnet18(weights=None, num_classes=64).double().eval()
     resnet.load_state_dict({key[14:]: value for key, value in state.items() if key.startswith("backend_model.")})
     mean, std = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     with torch.no_grad():
@@ -86,17 +85,17 @@ def in_freihands_order(theirs: Tensor) -> Tensor:
     return theirs[:, [names.index(name) for name in HAND.keypoints]]
 
 
-def converted(state: State, folder: Path, cameras: Tensor) -> tuple[str, PoseOutput]:
-    """The line about the converted file, and its network's poses, float64."""
+def converted(state: State, folder: Path, cameras: Tensor) -> PoseOutput:
+    """The poses of the converted file's network, float64."""
     torch.save({"state_dict": state}, folder / "published.pth")
-    line = convert(folder / "published.pth", folder / "ours.pth")
+    convert(folder / "published.pth", folder / "ours.pth")
     saved = load_checkpoint(folder / "ours.pth")
     network = PoseNetwork(make_encoder(saved["config"]["encoder"]["name"]), PoseConfig(**saved["config"]["pose"]))
     network.load_state_dict(saved["network"])
     network.eval().double().normalize.double()
     with torch.no_grad():
         features = network.encoder(network.normalize(IMAGES))
-        return line, network.from_features(features, cameras, side_px=224)  # theirs know one side only
+        return network.from_features(features, cameras, side_px=224)  # theirs know one side only
 
 
 IMAGES = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -106,12 +105,10 @@ K = torch.tensor(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_published_pose_network_gives_the_same_hands(name: str, tmp_path: Path) -> None:
-    state = published_pose(name)
-    line, found = converted(state, tmp_path, K.double())
-    assert name in line
-    expected = theirs_by_hand(state, name, IMAGES, K.double())
+def test_published_pose_network_gives_the_same_hands(tmp_path: Path) -> None:
+    state = published_pose()
+    found = converted(state, tmp_path, K.double())
+    expected = theirs_by_hand(state, IMAGES, K.double())
     palm = in_freihands_order(expected["kp3d"])
     joints = torch.cat([2 * palm[:, :1] - palm[:, 9:10], palm[:, 1:]], dim=1)  # their test code's wrist
     for ours, theirs in (
@@ -133,8 +130,8 @@ def test_published_pose_network_gives_the_same_hands_beyond_the_usual_depths(tmp
         if bone_is_a_point:
             weight, bias = state["backend_model.fc.weight"], state["backend_model.fc.bias"]
             weight[[9, 10]], bias[[9, 10]] = weight[[24, 25]], bias[[24, 25]]  # x and y of keypoints 3 and 8
-        _, found = converted(state, tmp_path, cameras)
-        expected = theirs_by_hand(state, "resnet18", IMAGES, cameras)
+        found = converted(state, tmp_path, cameras)
+        expected = theirs_by_hand(state, IMAGES, cameras)
         torch.testing.assert_close(found.root_depth_unrefined, expected["z"], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(found.root_depth, expected["refined"], rtol=1e-5, atol=1e-5)
         if bone_is_a_point:
@@ -167,7 +164,7 @@ def test_pretrained_and_lightning_files_become_encoders(tmp_path: Path) -> None:
             torch.testing.assert_close(build_encoder(EncoderConfig("resnet18", str(file))).eval()(image), expected)
 
 
-@pytest.mark.parametrize("prefix", ["module._orig_mod.", "backbone.", "encoder_q."])
+@pytest.mark.parametrize("prefix", ["module._orig_mod.", "model.backbone.", "encoder_q.", "_orig_mod.encoder.resnet."])
 def test_the_prefix_of_another_trainer_is_found(prefix: str, tmp_path: Path) -> None:
     resnet = torchvision.models.resnet18(weights=None).state_dict()
     saved = {prefix + key: value for key, value in resnet.items()} | {"projector.weight": torch.zeros(3)}
@@ -206,11 +203,10 @@ class Evil:
         return self.run, self.arguments
 
 
-@pytest.mark.parametrize("run", [os.mkdir, exec])
-def test_malicious_files_do_nothing(run: Any, tmp_path: Path) -> None:
+def test_malicious_files_do_nothing(tmp_path: Path) -> None:
     target = tmp_path / "made"
-    argument = str(target) if run is os.mkdir else f"__import__('os').mkdir({str(target)!r})"
-    torch.save({"state_dict": {"conv1.weight": torch.zeros(1)}, "evil": Evil(run, argument)}, tmp_path / "evil.pth")
+    evil = Evil(exec, f"__import__('os').mkdir({str(target)!r})")
+    torch.save({"state_dict": {"conv1.weight": torch.zeros(1)}, "evil": evil}, tmp_path / "evil.pth")
     with pytest.raises(UserError):
         convert(tmp_path / "evil.pth", tmp_path / "out.pth")
     assert not target.exists()
@@ -218,14 +214,12 @@ def test_malicious_files_do_nothing(run: Any, tmp_path: Path) -> None:
 
 
 def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
-    good, resnet = published_pose(), torchvision.models.resnet18(weights=None).state_dict()
+    good = published_pose()
     for name, content, message in (
         ("no_refinement.pth", {k: v for k, v in good.items() if "zroot_ref.6" not in k}, "zroot_ref.6.weight"),
         ("narrow.pth", {**good, "backend_model.fc.weight": torch.zeros(63, 512)}, "shape"),
         ("more.pth", {**good, "surprise": torch.zeros(1)}, "surprise"),
         ("vgg.pth", {"features.0.weight": torch.zeros(1)}, r"known ResNet \(its first tensor is features.0.weight\)"),
-        ("integers.pth", {key: tensor.long() for key, tensor in resnet.items()}, "conv1.weight holds integers"),
-        ("ours.pth", {f"encoder.resnet.{key}": tensor for key, tensor in resnet.items()}, "this project already"),
     ):
         torch.save(content, tmp_path / name)
         with pytest.raises(UserError, match=message) as caught:

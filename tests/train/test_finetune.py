@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import time
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.pose_run import load_pose_run
-from peclr_dali.train.pose.sample_errors import errors_of
 from peclr_dali.train.pose.validation import Validation, validate
 from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint
 from peclr_dali.train.runs.folder import RunFolder
@@ -102,18 +99,6 @@ def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterru
     assert poses.samples.tolist() == list(range(4))  # in batches of three, the last one's surplus dropped
 
 
-def test_a_label_of_one_point_is_left_out_of_validation(hands: Path, uninterrupted: RunFolder) -> None:
-    run = load_pose_run(uninterrupted.root)
-    index = load_index(config_of(hands, uninterrupted.root, "data.split=val").data)
-    validation = Validation(index, PoseLabels.of(index))
-    _, poses = validate(run.network, validation, run.config, World())
-    before = errors_of(poses, validation.labels).tables
-    validation.labels.joints[2] = validation.labels.joints[2, 0]
-    for name, table in errors_of(poses, validation.labels).tables.items():
-        assert np.isnan(table[2]).all()
-        np.testing.assert_array_equal(np.delete(table, 2, axis=0), np.delete(before[name], 2, axis=0))
-
-
 def test_a_network_whose_weights_are_not_finite_is_never_the_best(
     hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,21 +132,6 @@ def test_a_resumed_run_keeps_a_best_network_although_the_better_one_of_before_is
     assert [row["step"] for row in folder.read_validations()] == [5, 10, 15]
     assert load_pose_run(folder.root).path == folder.best.path_of(10)
     assert load_checkpoint(folder.best.path_of(10))["validation"]["pa_epe_cm"] == 6.0
-
-
-def test_a_resumed_run_still_names_the_weights_that_it_began_with(hands: Path, tmp_path: Path) -> None:
-    start = tmp_path / "encoder.pth"
-    torch.save(build_encoder(EncoderConfig("resnet18", "random")).library_state_dict(), start)
-    whole = config_of(hands, tmp_path / "run", "run.keep=9", f"encoder.weights={start}")
-    folder = finetune(whole)
-    weights = weights_of(folder.root)
-    folder.checkpoints.path_of(tiny_hands.STEPS).unlink()
-    start.unlink()
-    finetune(config_of(hands, folder.root, "run.keep=9"), "auto")  # it names "random"
-    assert_same_bits(weights_of(folder.root), weights)
-    assert tomllib.loads(folder.config_file.read_text())["encoder"]["weights"] == str(start)
-    for path in (*folder.checkpoints.paths(), *folder.best.paths()):
-        assert load_checkpoint(path)["config"]["encoder"]["weights"] == str(start)
 
 
 def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
@@ -302,13 +272,3 @@ def test_depths_stay_where_labels_are_2d_only(hands: Path, tmp_path: Path) -> No
     assert torch.equal(weight[:, 2], moved[:, 2])  # depths
     assert torch.equal(bias[:, 2], moved_bias[:, 2])
     assert not torch.equal(weight[:, :2], moved[:, :2])
-
-
-def test_fewer_labels_are_fewer_images_and_the_same_validation(hands: Path, tmp_path: Path) -> None:
-    folder = finetune(config_of(hands, tmp_path / "few", "data.label_fraction=0.2", "train.epochs=1"))
-    seen = {sample for samples in tiny_run.samples_of_steps(folder.root).values() for sample in samples}
-    assert len(seen) == 8  # two of eleven poses, four versions each
-    assert [row["step"] for row in folder.read_validations()] == [1]
-    config = json.loads(json.dumps(torch.load(folder.checkpoints.paths()[0], weights_only=True)["config"]))
-    assert config["data"]["label_fraction"] == 0.2
-    assert np.isfinite(folder.read_validations()[0]["pa_epe_cm"])

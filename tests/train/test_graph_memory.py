@@ -166,11 +166,3 @@ def test_auto_keeps_one_graph_less_after_a_lack_of_memory(
         assert_same(buffers(model), buffers(expected), relative=0)
         assert "keeps 2 instead of 3 graphs" in caplog.text
     assert step.kept_graphs == kept
-
-
-def test_only_auto_with_several_micro_batches_measures() -> None:
-    given: list[tuple[Recompute, int, int | None]] = [
-        ("never", 2, 3), ("always", 2, 0), ("auto", 6, 1), ("auto", 2, None)
-    ]  # fmt: skip
-    for recompute, micro_batch, kept in given:
-        assert exact_step(network(), batch=6, micro_batch=micro_batch, recompute=recompute).kept_graphs == kept

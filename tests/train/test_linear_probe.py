@@ -14,7 +14,6 @@ import torch
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from peclr_dali.models.network import ContrastiveNetwork, build_network
 from peclr_dali.pipelines.sources import load_index
@@ -27,7 +26,6 @@ from peclr_dali.train.pose.metrics import pose_tables
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.probe.linear_probe import Probe, build_probe, probed_rows
 from peclr_dali.train.probe.ridge import fit_ridge
-from peclr_dali.train.report.write import write_report
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import narrow_resnet18
 
@@ -145,16 +143,6 @@ def run_with_probe(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("views", ["dali", "gpu"])
-def test_a_run_on_a_gpu_is_probed(views: str, hands: Path, tmp_path: Path) -> None:
-    settings = ("train.device=cuda", f"pipelines.views={views}", "train.epochs=1")
-    with narrow_resnet18():
-        folder = pretrain(config_of(hands, tmp_path / "run", *settings))
-    assert all(math.isfinite(row["epe_px_of_224"]) for row in folder.read_validations())
-    assert folder.read_validations()
-
-
 def test_a_run_has_the_same_bits_with_and_without_the_probe(hands: Path, run_with_probe: Path, tmp_path: Path) -> None:
     out = tmp_path / "plain"
     with narrow_resnet18():
@@ -166,23 +154,6 @@ def test_a_run_has_the_same_bits_with_and_without_the_probe(hands: Path, run_wit
         assert [row[key] for row in metrics] == [row[key] for row in plain_metrics]
     assert [row["step"] for row in probes] == [1, 4, 8]
     assert none == []
-
-
-def test_the_curve_is_in_tensorboard_and_in_the_report(run_with_probe: Path) -> None:
-    probes = weights_and_rows(run_with_probe)[2]
-    names = {"epe_px_of_224", "pa_epe_cm"}
-    assert all(row.keys() == {"step", *names, *(f"constant_{name}" for name in names)} for row in probes)
-    assert all(math.isfinite(value) for row in probes for value in row.values())
-    board = EventAccumulator(str(run_with_probe / "tensorboard")).Reload()
-    shown = [event.value for event in board.Scalars("validation/epe_px_of_224")]
-    assert shown == pytest.approx([row["epe_px_of_224"] for row in probes])
-    page = run_with_probe.parent / "report.html"
-    write_report([run_with_probe], page)
-    text = page.read_text()
-    assert "Probe, 2D error [px of 224]" in text
-    assert "Probe, PA-EPE [cm]" in text
-    assert "dashed: constant: the mean keypoints in the box" in text
-    assert "constant: one rigid pose" in text
 
 
 def one_rank(root: str, out: str) -> None:

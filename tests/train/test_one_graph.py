@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.models.encoders import build_encoder
@@ -108,14 +107,3 @@ def test_the_loss_is_one_graph_with_the_same_gradient(monkeypatch: pytest.Monkey
     torch.testing.assert_close(loss, expected)
     ours, theirs = (torch.autograd.grad(one, embeddings)[0] for one in (loss, expected))
     torch.testing.assert_close(ours, theirs)
-
-
-def test_a_graph_break_is_an_error() -> None:
-    """So that the tests above can fail."""
-
-    class Asking(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x if x.sum().item() > 0 else -x
-
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        traced(Asking())[0](torch.ones(3))

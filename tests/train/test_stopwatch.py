@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
 
 from peclr_dali.train.steps.stopwatch import Stopwatch
-from peclr_dali.train.trainer import before_the_loader
 
 GPU = torch.device("cuda", 0)
 
@@ -73,14 +71,6 @@ def test_spans_add_up_until_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert watch.take_s() == 0
 
 
-def test_waiting_behind_a_busy_gpu_costs_nothing(script: Script) -> None:
-    watch = Stopwatch()
-    script.queue(work_ms=50)
-    with watch.running(GPU):
-        script.host_ms += 30
-    assert watch.take_s() == 0
-
-
 def test_waiting_counts_from_when_the_gpu_has_nothing_to_do(script: Script) -> None:
     watch = Stopwatch()
     script.queue(work_ms=50)
@@ -129,17 +119,3 @@ def test_a_gpu_that_is_kept_busy_does_not_wait() -> None:
     with watch.running(GPU):
         time.sleep(0.05)
     assert 0.045 <= watch.take_s() < 0.2
-
-
-def test_on_a_gpu_the_step_has_a_stream_before_the_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins behind the work of the stream that was the current one, which goes on behind it."""
-    default, entered, made = Mock(), MagicMock(), Mock()
-    monkeypatch.setattr(torch.cuda, "Stream", made)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: default)
-    monkeypatch.setattr(torch.cuda, "stream", entered)
-    with before_the_loader(GPU):
-        made.assert_called_once_with(GPU, priority=-1)  # the default, 0, is CUDA's lowest
-        made.return_value.wait_stream.assert_called_once_with(default)
-        entered.assert_called_once_with(made.return_value)
-        default.wait_stream.assert_not_called()
-    default.wait_stream.assert_called_once_with(made.return_value)

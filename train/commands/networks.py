@@ -45,10 +45,10 @@ def evaluate(
       python cli.py evaluate runs/finetune --compare runs/from_scratch
       python cli.py evaluate runs/finetune --data /data/freihand --freihand-submission
 
-    RUN is a folder or a checkpoint. The metrics are EPE, AUC, PA-EPE, PA-AUC and 2D EPE; without depths in the labels,
-    only 2D EPE. It measures on the images that the run held out, or on all images of a part that is not split
-    (data.part=evaluation). -c and --set change the run's configuration. The results are metrics.json, poses.csv with a
-    row per pose, pck.png and worst.png. Intervals are bootstrapped over images and do not include the variation between
+    RUN is a folder or a checkpoint. The metrics are EPE, AUC, PA-EPE, PA-AUC, 2D EPE and PCK; without depths in the
+    labels, only the last two. It measures on the images that the run held out, or on all images of a part that is not
+    split (data.part=evaluation). -c and --set change the run's configuration. The results are metrics.json, poses.csv
+    with a row per pose, and worst.png. Intervals are bootstrapped over images and do not include the variation between
     training runs. --freihand-submission measures the evaluation part in two passes.
     """
     from rich.console import Console

@@ -56,11 +56,9 @@ def mean_keypoints_px(labels: PoseLabels, box_px: npt.NDArray[np.float32]) -> Fl
 
 
 def constant_pose_errors(known_m: Floats, measured_m: Floats) -> dict[str, dict[str, float]]:
-    """Errors of three constant poses: EPE and AUC of the first, PA-EPE and PA-AUC of the others.
+    """EPE and AUC of the mean of the joints in the camera's frame; PA-EPE and PA-AUC of one rigid pose.
 
-    "mean_joints" is the mean of the joints in the camera's frame.
-    "mean_pose" is the mean of the joints relative to the first one: the prediction of a network that learnt nothing.
-    "rigid_pose" is the mean of the poses after alignment to each other; the metric aligns it to each pose.
+    The rigid pose is the mean of the poses after alignment to each other; the metric aligns it to each pose.
 
     Args:
         known_m: (N, K, 3) poses whose mean is taken, in metres. Labels that are a single point, or not finite, are left
@@ -70,22 +68,15 @@ def constant_pose_errors(known_m: Floats, measured_m: Floats) -> dict[str, dict[
     Raises:
         UserError: no pose is left.
     """
-    kept = [_poses_of_some_size(poses_m) for poses_m in (known_m, measured_m)]
-    for poses_m, left in zip((known_m, measured_m), kept, strict=True):
-        if not len(left):
-            raise UserError(
-                f"all {len(poses_m)} labels are a single point or not finite: expected poses. Use another dataset"
-            )
-    known_m, measured_m = kept
-    mean_m, known_m = known_m.mean(axis=0), known_m - known_m[:, :1]
+    known_m, measured_m = (_poses_of_some_size(poses_m) for poses_m in (known_m, measured_m))
+    if not (len(known_m) and len(measured_m)):
+        raise UserError("all labels are a single point or not finite: expected poses. Use another dataset")
     rigid_m = known_m[0]
     for _ in range(_ALIGNMENTS):
         rigid_m = align(known_m, np.broadcast_to(rigid_m, known_m.shape)).mean(axis=0)
-    aligned = ("pa_epe_cm", "pa_auc")
     poses = {
-        "mean_joints": (mean_m, ("epe_cm", "auc")),
-        "mean_pose": (known_m.mean(axis=0), aligned),
-        "rigid_pose": (rigid_m, aligned),
+        "mean_joints": (known_m.mean(axis=0), ("epe_cm", "auc")),
+        "rigid_pose": (rigid_m, ("pa_epe_cm", "pa_auc")),
     }
     errors = {}
     for name, (pose_m, metrics) in poses.items():

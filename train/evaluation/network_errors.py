@@ -21,7 +21,13 @@ from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.metrics import Interval, confidence_intervals, mean_over_samples, paired_difference
+from peclr_dali.train.pose.metrics import (
+    Interval,
+    confidence_intervals,
+    mean_over_samples,
+    paired_difference,
+    relative_pixel_errors,
+)
 from peclr_dali.train.pose.pose_run import PoseRun
 from peclr_dali.train.pose.sample_errors import Errors, errors_of
 
@@ -107,6 +113,11 @@ def measure(
     if errors.measured == 0:
         raise UserError(
             f"{index.root} ({index.name}): no sample can be measured ({errors.reasons}): check images and labels"
+        )
+    if "epe_px" in errors.tables:
+        view_px_per_px = np.sqrt(np.abs(np.linalg.det(poses.source_to_view_px[:, :, :2])))
+        errors.tables.update(
+            relative_pixel_errors(errors.tables["epe_px"], labels.keypoints_px, view_px_per_px, config.geometry.side_px)
         )
     return Evaluation(run, config, index, labels, errors)
 

@@ -52,12 +52,10 @@ def estimate_in_two_passes(
     a `UserError`.
     """
     count, batch, side_px = len(index), config.validation.batch, config.geometry.side_px
-    samples = np.arange(count)
-    mirror = index.mirrored
+    samples, mirror = np.full(count, -1), index.mirrored
     keypoints_px, joints = (np.full((count, len(HAND), columns), np.nan) for columns in (2, 3))
     matrices = np.zeros((count, 2, 3))
     kept: list[Image] = []
-    kept_rows: list[int] = []
     origin_px = 0.0 if config.pose.first_keypoint == "palm" else 0.5
     network = network.float().to(world.device).eval()
 
@@ -70,41 +68,32 @@ def estimate_in_two_passes(
         return output.keypoints_px.double().cpu().numpy(), output.joints.double().cpu().numpy(), views
 
     for start in range(0, count, batch):
-        rows, images = [], []
-        for row in range(start, min(start + batch, count)):
-            image = _read(index, row)
-            if image is None:
-                samples[row] = -1
-            else:
-                rows.append(row)
-                images.append(image)
-        if rows:
+        stop = min(start + batch, count)
+        read = {row: image for row in range(start, stop) if (image := _read(index, row)) is not None}
+        if read:
+            rows, images = list(read), list(read.values())
             k = intrinsics[rows].astype(np.float64)
             sizes = np.array([image.shape[1::-1] for image in images], np.float64)  # (n, 2): width, height
             crops = crops_around(sizes / 2, FIRST_BOX_FRAC * sizes.max(axis=1), side_px, mirror[rows])
-            first, _, _ = predict(images, crops, k)
-            first = np.nan_to_num(first)
+            first = np.nan_to_num(predict(images, crops, k)[0])
             # (n, 2, 2), in the first view
             edges: Floats = np.trunc(np.stack([first.min(axis=1), first.max(axis=1)], axis=1))
             low, high = _to_source(edges, crops).transpose(1, 0, 2)
             longer_px = np.abs(high - low).max(axis=1)  # of a mirrored view, low is on the right
             crops = crops_around((low + high) / 2, np.maximum(longer_px, 1.0), side_px, mirror[rows])
             second, joints[rows], views = predict(images, crops, k)
-            keypoints_px[rows], matrices[rows] = _to_source(second, crops), crops
-            more = max(0, keep_images - len(kept))
-            kept.extend(views[:more])
-            kept_rows.extend(rows[:more])
+            samples[rows], keypoints_px[rows], matrices[rows] = rows, _to_source(second, crops), crops
+            kept.extend(views[: max(0, keep_images - len(kept))])
         if progress is not None:
-            progress(min(start + batch, count), count)
+            progress(stop, count)
     if (samples < 0).all():
         raise UserError(f"{index.root} ({index.name}): none of {count} images can be read; expected JPEG or PNG files")
-    shown = np.stack(kept) if kept else np.empty((0, side_px, side_px, 3), np.uint8)
     return Poses(
         samples,
         with_wrist(keypoints_px, joints, intrinsics, config.pose),
         joints,
-        np.array(kept_rows, np.int64),
-        shown,
+        samples[samples >= 0][: len(kept)],
+        np.stack(kept) if kept else np.empty((0, side_px, side_px, 3), np.uint8),
         matrices,
     )
 

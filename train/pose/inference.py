@@ -18,7 +18,7 @@ from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from peclr_dali.pipelines.to_device import to_device
-from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, without_augmentation
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
@@ -68,14 +68,7 @@ def inference(device: torch.device, autocast_dtype: torch.dtype | None = None) -
 
 def canonical_view(geometry: GeometryConfig, rotation_deg: float = 0.0) -> Augmentation:
     """The augmentation that only rotates the canonical view of a configuration, by a fixed angle."""
-    still = dataclasses.replace(
-        geometry,
-        rotation_deg=(rotation_deg, rotation_deg),
-        translation_frac=0.0,
-        scale=(1.0, 1.0),
-        crop_probability=0.0,
-        flip_probability=0.0,
-    )
+    still = dataclasses.replace(without_augmentation(geometry), rotation_deg=(rotation_deg, rotation_deg))
     return Augmentation(still, ColourConfig(jitter="none"))
 
 

@@ -21,6 +21,8 @@ THRESHOLDS_M: Final = np.linspace(0.0, 0.05, 100)
 """Thresholds of the PCK curves in 3D."""
 THRESHOLDS_PX: Final = np.linspace(0.0, 30.0, 100)
 """Thresholds of the PCK curve in 2D."""
+PCK_SHARES: Final = (0.1, 0.2)
+"""Distances of PCK, as shares of the hand's size in the picture."""
 LEAST_KEYPOINTS_TO_ALIGN: Final = 3
 """Smallest number of keypoints for an alignment; with fewer, a similarity transform fits any pose."""
 _EPSILON: Final = 1e-8  # added to divisors, as in FreiHAND's script
@@ -48,20 +50,22 @@ METRICS: Final = {
     "epe_cm": Metric("EPE", "cm", 2, False, "mean distance in the camera's frame: shape and place"),
     "auc": Metric("AUC", "", 3, True, "area under the PCK curve in the camera's frame, 0 to 5 cm"),
     "epe_px": Metric("2D EPE", "px", 1, False, "mean distance in the picture, in pixels of the source"),
+    "epe_px_of_224": Metric("2D EPE (view)", "px of 224", 1, False, "mean distance in views of 224 pixels"),
+    "pck_0.1": Metric("PCK 0.1", "", 3, True, "share of keypoints within 0.1 of the side of the box around the labels"),
+    "pck_0.2": Metric("PCK 0.2", "", 3, True, "share of keypoints within 0.2 of the side of the box around the labels"),
 }
 """All metrics, in the order of importance."""
 
 CONSTANTS: Final = {
     "mean_keypoints": "the mean keypoints in the box",
     "mean_joints": "the mean joints",
-    "mean_pose": "the mean pose",
     "rigid_pose": "one rigid pose",
 }
 """Constant predictions beside which errors are seen (`peclr_dali.train.evaluation.constants`), and words for them."""
 
 
 def constants_in_words(constants: Mapping[str, Mapping[str, float]], metric: str) -> list[str]:
-    """The constant predictions that were measured by a metric, such as "the mean pose 3.75"."""
+    """The constant predictions that were measured by a metric, such as "one rigid pose 1.54"."""
     decimals = METRICS[metric].decimals
     return [
         f"{CONSTANTS[name]} {errors[metric]:.{decimals}f}" for name, errors in constants.items() if metric in errors
@@ -155,6 +159,24 @@ def align(
 def pixel_errors(predicted_px: npt.ArrayLike, true_px: npt.ArrayLike, *, valid: npt.ArrayLike | None = None) -> Floats:
     """Distances (N, K) between (N, K, 2) arrays, NaN if not valid."""
     return _distances(*_checked(predicted_px, true_px, valid, dimensions=2))
+
+
+def relative_pixel_errors(
+    error_px: Floats, true_px: Floats, view_px_per_px: Floats, view_side_px: int
+) -> dict[str, Floats]:
+    """Errors in 2D that do not depend on the picture's size, as tables (N, K) like `pose_tables`; NaN as in `error_px`.
+
+    Args:
+        error_px: (N, K) from `pixel_errors`, in pixels of the source.
+        true_px: (N, K, 2) labels, NaN where unknown; the longer side of the rectangle around them is the unit of PCK.
+        view_px_per_px: (N,) pixels of the view for one of the source.
+        view_side_px: side of the views.
+    """
+    known_px = np.ma.masked_invalid(true_px)
+    side_px = np.ma.filled((known_px.max(axis=1) - known_px.min(axis=1)).max(axis=1), np.nan)[:, None]  # (N, 1)
+    within = {f"pck_{share}": np.where(error_px <= share * side_px, 1.0, 0.0) for share in PCK_SHARES}
+    tables = {"epe_px_of_224": error_px * view_px_per_px[:, None] * 224 / view_side_px, **within}
+    return {name: np.where(np.isnan(error_px), np.nan, table) for name, table in tables.items()}
 
 
 def confidence_intervals(

@@ -95,8 +95,6 @@ class ExactStep(MicroBatchStep, Generic[B]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (callable(self.embed) and callable(self.loss)):
-            raise TypeError(f"embed = {self.embed!r} and loss = {self.loss!r}: expected two functions")
         if self.recompute not in get_args(Recompute):
             raise ValueError(f"recompute = {self.recompute!r}: expected one of {', '.join(get_args(Recompute))}")
         if self.recompute == "always":

@@ -32,7 +32,6 @@ class MicroBatchStep:
         own_work: stopwatch of this rank's own work, without waiting for other ranks.
 
     Raises:
-        TypeError: `network` is no module, or `world` no `World`.
         UserError: `batch` is not made of whole micro-batches, or there are fewer of them than ranks.
     """
 
@@ -47,11 +46,8 @@ class MicroBatchStep:
     _sums: list[Callable[[], None]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        world = self.world
-        for name, value, kind in (("network", self.network, nn.Module), ("world", world, World)):
-            if not isinstance(value, kind):
-                raise TypeError(f"{name} is a {type(value).__name__}, expected a {kind.__name__}")
-        self.share = micro_batch_share(self.batch, self.micro_batch, world.rank, world.world_size, table="")
+        rank, world_size = self.world.rank, self.world.world_size
+        self.share = micro_batch_share(self.batch, self.micro_batch, rank, world_size, table="")
 
     def begin(self, batch: Sized) -> list[slice]:
         """Drop earlier gradients. Returns the rows of each micro-batch of this rank's share.

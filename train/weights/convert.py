@@ -33,8 +33,6 @@ def convert(source: Path, out: Path) -> str:
     refuse_inputs(out, [source])
     state = weights.with_named_children(weights.read_weights(source, key="SOURCE", expected=_EXPECTED))
     name = weights.resnet_name(state)
-    if any(key.startswith(weights.OURS) for key in state):
-        raise UserError(f"{source} is a checkpoint of this project already; `export` writes its encoder")
     if name is None:
         first = next(iter(state), "nothing")
         raise UserError(f"{source} holds no known ResNet (its first tensor is {first}): expected {_EXPECTED}")

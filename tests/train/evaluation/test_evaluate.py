@@ -100,10 +100,17 @@ def test_a_perfect_network_has_no_error(run: Path, precision: str) -> None:
 
 
 def test_errors_are_those_of_the_metrics_and_the_worst_come_first(run: Path) -> None:
-    poses, found = measured(*knowing_run(run, error=0.5))
+    knowing, config, index = knowing_run(run, error=0.5)
+    poses, found = measured(knowing, config, index)
     truth = found.labels
     expected = pose_tables(poses.joints * truth.scale_m[:, None, None], truth.joints)
     expected["epe_px"] = pixel_errors(poses.keypoints_px, truth.keypoints_px)
+    in_view = np.einsum("nij,nkj->nki", poses.source_to_view_px[:, :, :2], poses.keypoints_px - truth.keypoints_px)
+    expected["epe_px_of_224"] = np.linalg.norm(in_view, axis=2) * 224 / config.geometry.side_px
+    box_px = np.ptp(truth.keypoints_px, axis=1).max(axis=1)
+    for share in (0.1, 0.2):
+        expected[f"pck_{share}"] = (expected["epe_px"] <= share * box_px[:, None]).astype(np.float64)
+    assert 0.05 < metric_of(expected["pck_0.1"]) < metric_of(expected["pck_0.2"]) < 0.95
     assert metric_of(expected["epe_cm"]) > 0.5
     assert found.intervals.keys() == expected.keys()
     for name, interval in found.intervals.items():
@@ -111,23 +118,6 @@ def test_errors_are_those_of_the_metrics_and_the_worst_come_first(run: Path) -> 
     means = expected["pa_epe_cm"].mean(axis=1)
     assert found.worst(4).tolist() == np.argsort(-means)[:4].tolist()
     assert all(interval.value == 0 for interval in found.minus(found).values())
-
-
-def test_alignment_forbids_reflections_only_where_asked(run: Path, hands: Path, tmp_path: Path) -> None:
-    """From the command to the metrics, of both runs that are compared."""
-    other = tiny_hands.untrained_run(tmp_path / "other", f"data.root={hands}", seed=1)
-    found = {}
-    for proper in (False, True):
-        out = tmp_path / str(proper)
-        call(run, out, "data.split=all", "data.versions=['gs']", proper_rotation=proper, compare=other)
-        found[proper] = json.loads((out / "metrics.json").read_text())
-    for allowed, forbidden in (
-        (found[False], found[True]),
-        (found[False]["comparison"]["other"], found[True]["comparison"]["other"]),
-    ):
-        assert forbidden["metrics"]["pa_epe_cm"]["value"] > allowed["metrics"]["pa_epe_cm"]["value"] + 1e-6
-        assert forbidden["metrics"]["epe_cm"] == allowed["metrics"]["epe_cm"]
-        assert (allowed["alignment"][:11], forbidden["alignment"]) == ("reflections", "proper rotations")
 
 
 def test_what_cannot_be_measured_is_counted(run: Path) -> None:
@@ -171,11 +161,12 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
     content = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert content["images"] == 4 * POSES // 10  # the held-out poses with their four backgrounds
     assert [(source["part"], source["split"]) for source in content["sources"]] == [("training", "val")]
-    assert set(content["metrics"]) == {"epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"}
+    in_2d = {"epe_px", "epe_px_of_224", "pck_0.1", "pck_0.2"}
+    assert set(content["metrics"]) == {"epe_cm", "auc", "pa_epe_cm", "pa_auc", *in_2d}
     assert all(entry["low"] <= entry["value"] <= entry["high"] for entry in content["metrics"].values())
     assert {name: set(errors) for name, errors in content["constants"].items()} == {
         "mean_keypoints": {"epe_px"}, "mean_joints": {"epe_cm", "auc"},
-        "mean_pose": {"pa_epe_cm", "pa_auc"}, "rigid_pose": {"pa_epe_cm", "pa_auc"},
+        "rigid_pose": {"pa_epe_cm", "pa_auc"},
     }  # fmt: skip
     columns = [str(column.header) for column in done.tables[0].columns]
     assert columns == ["metric", "value", "95 % interval", "constant predictions"]
@@ -190,10 +181,9 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
     assert [hand["file"] for hand in content["worst"]] == [row["file"] for row in by_error[:3]]
     assert content["worst"][0]["pa_epe_cm"] == pytest.approx(float(by_error[0]["pa_epe_cm"]), 1e-4)
     assert np.mean([float(row["epe_px"]) for row in rows]) == pytest.approx(content["metrics"]["epe_px"]["value"], 1e-4)
-    for name in ("pck.png", "worst.png"):
-        picture = cv2.imread(str(tmp_path / "out" / name))
-        assert picture is not None
-        assert picture.std() > 10
+    picture = cv2.imread(str(tmp_path / "out" / "worst.png"))
+    assert picture is not None
+    assert picture.std() > 10
 
 
 def changed(run: Path, *, sources: int = 1, **data: Any) -> PoseRun:
@@ -227,11 +217,6 @@ def test_parts_that_are_not_split_are_used_whole_unless_a_split_is_set(setting: 
         assert found.split == split
     two = each_source(evaluation_config(changed(run, sources=2), [], ["data.1.part=evaluation"]).data)
     assert [source.split for source in two] == ["val", "all"]
-
-
-def test_fewer_labels_in_training_are_not_fewer_in_the_evaluation(run: Path) -> None:
-    whole, tenth = load_pose_run(run), changed(run, label_fraction=0.1)
-    assert evaluation_config(tenth, [], []) == evaluation_config(whole, [], [])
 
 
 @pytest.mark.parametrize("setting", ["pose.root=middle_mcp", "encoder.name=resnet50", "geometry.side_px=64"])
@@ -298,70 +283,11 @@ def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
     assert poses.images.shape == (2, side_px, side_px, 3)
 
 
-class Seen(Store):
-    """The images of an index, seen in a mirror or not."""
-
-    def __init__(self, index: Index, *, mirrored: bool) -> None:
-        self.index, self.mirrored = index, mirrored
-
-    def read(self, rows: Sequence[int]) -> list[Bytes]:
-        images = [cv2.imread(str(self.index.path(row))) for row in rows]
-        return [
-            cv2.imencode(".png", image[:, ::-1] if self.mirrored else image)[1].tobytes()
-            for image in images
-            if image is not None
-        ]
-
-
-def test_two_passes_show_mirrored_hands_as_the_network_knows_them(run: Path) -> None:
-    """A left hand, which is a right one in a mirror, gives the views and the pose of the right one."""
-    knowing, config, index = knowing_run(run)
-    count = 5
-    right = index.select(np.arange(count))
-    right = dataclasses.replace(right, store=Seen(right, mirrored=False))
-    camera = right.targets["K"]
-    in_mirror = np.array([[-1, 0, tiny_hands.SIDE_PX], [0, 1, 0], [0, 0, 1]], np.float32) @ camera
-    left = dataclasses.replace(right, store=Seen(right, mirrored=True), mirror=np.ones(count, bool))
-    network = knowing.network
-    assert isinstance(network, Knowing)
-    config = dataclasses.replace(config, validation=dataclasses.replace(config.validation, batch=count))
-    network.joints, network.error = (table[:count].repeat(4, 1, 1) for table in (network.joints, network.error))
-    expected = estimate_in_two_passes(network, right, camera, config, World(), keep_images=count)
-    found = estimate_in_two_passes(network, left, in_mirror, config, World(), keep_images=count)
-    np.testing.assert_allclose(found.images.astype(int), expected.images.astype(int), atol=8)
-    np.testing.assert_allclose(
-        tiny_hands.SIDE_PX - found.keypoints_px[..., 0], expected.keypoints_px[..., 0], atol=1e-3
-    )
-    np.testing.assert_allclose(found.keypoints_px[..., 1], expected.keypoints_px[..., 1], atol=1e-3)
-    np.testing.assert_allclose(found.joints, expected.joints, atol=1e-6)
-
-
 class Wide(Store):
     """A store of one picture of 100 x 40 pixels."""
 
     def read(self, rows: Sequence[int]) -> list[Bytes]:
         return [cv2.imencode(".png", np.zeros((40, 100, 3), np.uint8))[1].tobytes()] * len(rows)
-
-
-def test_the_first_crop_takes_its_side_from_the_longer_one_of_the_picture(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    knowing, config, index = knowing_run(run)
-    index = dataclasses.replace(index.select(np.arange(1)), store=Wide())
-    seen: list[Tensor] = []
-    forward = knowing.network.forward
-
-    def watched(image: Tensor, intrinsics: Tensor) -> PoseOutput:
-        seen.append(intrinsics)
-        return forward(image, intrinsics)
-
-    monkeypatch.setattr(knowing.network, "forward", watched)
-    camera = index.targets["K"]
-    estimate_in_two_passes(knowing.network, index, camera, config, World())
-    scale = 0.7 * config.geometry.side_px / (0.33 * 100)
-    middle = scale * (camera[0, :2, 2] - [50, 20]) + config.geometry.side_px / 2
-    np.testing.assert_allclose(np.diag(seen[0][0])[:2], scale * np.diag(camera[0])[:2], rtol=1e-5)
-    np.testing.assert_allclose(seen[0][0, :2, 2], middle, rtol=1e-5)
 
 
 def test_another_run_is_measured_with_views_as_in_its_training(run: Path) -> None:
