@@ -59,15 +59,6 @@ def test_paper_restores_the_canonical_points_exactly(range_: Extent) -> None:
     assert (back - projection).abs().amax(1).min() > 1e-3  # there was something to undo
 
 
-def test_per_axis_range_is_invariant_to_translation_of_the_projection() -> None:
-    matrix = random_affine(8)
-    projection = torch.randn(8, 6, dtype=torch.float64)
-    offset = torch.tensor([3.0, -2.0], dtype=torch.float64).repeat(3)  # one point, three times
-    plain, shifted = undo_view(projection, matrix), undo_view(projection + offset, matrix)
-    expected = moved(offset.view(1, 3, 2).expand(8, 3, 2), torch.linalg.inv(matrix[:, :, :2]))
-    torch.testing.assert_close(shifted - plain, expected.flatten(1))
-
-
 @pytest.mark.parametrize("variant", ["paper", "direct"])
 def test_equals_a_loop_over_samples_and_points(variant: Variant) -> None:
     matrix = random_affine(5, seed=3)

@@ -15,14 +15,12 @@ import pytest
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.sources.boxes import read_boxes
 from peclr_dali.pipelines.sources.freihand import load_freihand
 from peclr_dali.synthetic import dataset, make_dataset
 from peclr_dali.synthetic.dataset import Recipe, parts_of, scenes_of
 from peclr_dali.synthetic.hand import project
 from peclr_dali.synthetic.scenes import draw_scene
-from tests.full_disk import files_of_at_most
 from tests.train.tiny_run import ROOT
 
 # More poses than one task takes, so that two workers share them.
@@ -168,17 +166,6 @@ def test_an_interrupted_dataset_is_finished_to_the_same_bytes(made: Path, tmp_pa
     render(out)
     assert first.stat().st_mtime_ns == kept
     assert contents(out) == contents(made)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_is_one_line_and_leaves_no_half_image(workers: int, made: Path, tmp_path: Path) -> None:
-    """`made` has compiled everything, so nothing else is written meanwhile. New processes have the limit, too."""
-    with files_of_at_most(3000), pytest.raises(UserError, match=r"0{6}\d\d.jpg cannot be written: File too large"):
-        render(tmp_path / "hands", scenes=1, workers=workers)
-    left = {path for path in (tmp_path / "hands").rglob("*") if path.is_file()}
-    left.remove(tmp_path / "hands" / "dataset.json")
-    for image in left:  # of another worker, small enough
-        check_image(image.read_bytes())
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
