@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from itertools import starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -68,14 +68,8 @@ class Recipe:
         return json.dumps(arguments, indent=2) + "\n"
 
 
-@dataclass(frozen=True)
-class DatasetPart:
-    """A part of the dataset: training or evaluation.
-
-    Attributes:
-        number: in the seeds of the random streams.
-        versions: number of images of each pose.
-    """
+class DatasetPart(NamedTuple):
+    """A part of the dataset, with `versions` images of each pose; its `number` is in the seeds of its draws."""
 
     name: str
     number: int
@@ -189,7 +183,7 @@ def _make_poses(
         return
     # Compile once here; the workers then load the result from the cache.
     hand = draw_hand(np.random.default_rng(0))
-    take_photo(np.random.default_rng(0), render_hand(hand), hand.camera.intrinsics, _scene(recipe.seed, 0))
+    take_photo(np.random.default_rng(0), render_hand(hand), hand.intrinsics, _scene(recipe.seed, 0))
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_renderer) as pool:
         try:
@@ -213,10 +207,10 @@ def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> Annot
         rendering, scenes = render_hand(hand), scenes_of(recipe, part, pose)
         for version in missing:
             rng = np.random.default_rng([recipe.seed, _PHOTO_STREAM, part.number, pose, version])
-            photo = take_photo(rng, rendering, hand.camera.intrinsics, _scene(recipe.seed, scenes[version]))
+            photo = take_photo(rng, rendering, hand.intrinsics, _scene(recipe.seed, scenes[version]))
             # Not durable: waiting for the disk thousands of times would take too long.
             write_bytes(out / part.image(pose, version), photo, durable=False)
-    return {"K": hand.camera.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m}
+    return {"K": hand.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m}
 
 
 def scenes_of(recipe: Recipe, part: DatasetPart, pose: int) -> list[int]:

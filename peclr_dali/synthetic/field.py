@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from peclr_dali.synthetic.jit import Floats, kernel
-from peclr_dali.synthetic.kinematics import DIGITS, HandShape, PosedHand, rotation_x, rotation_z
+from peclr_dali.synthetic.poses import DIGITS, HandShape, PosedHand, rotation_x, rotation_z
 
 PALM_PARTS = 10
 ARM = 10

@@ -11,29 +11,13 @@ import numpy as np
 from peclr_dali.skeleton import HAND
 from peclr_dali.synthetic.field import ARM, BALL, BOX, CYLINDER, Solids, arm_rotation, build_hand, distance_to_skin
 from peclr_dali.synthetic.jit import Floats
-from peclr_dali.synthetic.kinematics import HandShape, draw_shape, rotation_x, rotation_y, rotation_z
-from peclr_dali.synthetic.poses import draw_pose
+from peclr_dali.synthetic.poses import HandShape, draw_pose, draw_shape, rotation_x, rotation_y, rotation_z
 from peclr_dali.synthetic.render import Rendering, render
 from peclr_dali.synthetic.surface import Paint, draw_paint
 
 SIDE_PX = 224
 # From the hand frame to a camera that sees the back of an upright hand.
 _FACING = np.diag([1.0, -1.0, -1.0])
-
-
-@dataclass(frozen=True)
-class Camera:
-    """Camera, and the hand's position in its frame.
-
-    Attributes:
-        intrinsics: (3, 3) K, pixels.
-        rotation: (3, 3) hand frame to camera frame.
-        translation_m: (3,) the wrist in the camera frame.
-    """
-
-    intrinsics: Floats
-    rotation: Floats
-    translation_m: Floats
 
 
 def project(points_m: Floats, intrinsics: Floats) -> Floats:
@@ -66,8 +50,10 @@ STUDIO = Variety()
 VARIED = Variety((0.8, 1.4), 2.0, (160.0, 600.0), (56.0, 200.0), nearest_m=0.2, sleeves=0.6, holding=0.35)
 
 
-def draw_camera(rng: np.random.Generator, joints_m: Floats, variety: Variety = STUDIO) -> Camera:
+def draw_camera(rng: np.random.Generator, joints_m: Floats, variety: Variety) -> tuple[Floats, Floats, Floats]:
     """A camera that sees the joints (21, 3) roughly centred; in the studio over about half of the picture.
+
+    Returns its intrinsics (3, 3) in pixels, and the hand's rotation (3, 3) and wrist (3,) in metres in its frame.
 
     The hand turns freely about its long axis: it shows its back, its palm or an edge. In the studio, this axis leaves
     the picture plane by up to about 60 degrees, and in the picture it mostly points upwards.
@@ -92,7 +78,7 @@ def draw_camera(rng: np.random.Generator, joints_m: Floats, variety: Variety = S
         middle_z = max(middle_z * float((high - low).max()) / wanted_px, variety.nearest_m)
         translation[2] = middle_z - float(turned[:, 2].mean())
         translation[:2] += (centre_px - (low + high) / 2) * middle_z / focal
-    return Camera(intrinsics, rotation, translation)
+    return intrinsics, rotation, translation
 
 
 def draw_sleeve(rng: np.random.Generator, parts: Floats, share: float) -> Floats:
@@ -109,17 +95,17 @@ def draw_sleeve(rng: np.random.Generator, parts: Floats, share: float) -> Floats
     return sleeve
 
 
-def draw_prop(rng: np.random.Generator, bare: Solids, camera: Camera) -> Floats:
+def draw_prop(rng: np.random.Generator, bare: Solids, rotation: Floats, wrist_m: Floats) -> Floats:
     """A ball, cylinder or box in a bare hand (see Solids.prop), or none if the fingers leave no room."""
     prop = np.zeros(16)
     kind = int(rng.choice([BALL, CYLINDER, BOX]))
     tilt = rotation_z(float(rng.normal(0.25, 0.12))) @ rotation_y(float(rng.normal(0.0, 0.1)))
-    axes = camera.rotation @ tilt @ rotation_x(float(rng.uniform(0, np.pi)))
+    axes = rotation @ tilt @ rotation_x(float(rng.uniform(0, np.pi)))
     reach = float(rng.uniform(0.07, 0.12)), float(rng.uniform(0.07, 0.12))
     square = float(rng.uniform(0.5, 0.86))
 
     def room(depth_m: float, y_m: float) -> tuple[float, Floats]:
-        centre = camera.rotation @ np.array([0.003, y_m, -depth_m]) + camera.translation_m
+        centre = rotation @ np.array([0.003, y_m, -depth_m]) + wrist_m
         stations = (0.0,) if kind == BALL else (-0.030, -0.015, 0.0, 0.015, 0.030)
         return min(distance_to_skin(bare, centre + station * axes[:, 0]) for station in stations), centre
 
@@ -143,11 +129,14 @@ class Hand:
     """A drawn hand before its camera.
 
     Attributes:
-        xyz_m: (21, 3) keypoints in the camera frame.
+        intrinsics: (3, 3) K of the camera, pixels.
+        rotation: (3, 3) from the hand's frame to the camera's.
+        xyz_m: (21, 3) keypoints in the camera's frame.
     """
 
     shape: HandShape
-    camera: Camera
+    intrinsics: Floats
+    rotation: Floats
     xyz_m: Floats
     solids: Solids
     paint: Paint
@@ -163,14 +152,13 @@ def draw_hand(rng: np.random.Generator, variety: Variety = STUDIO) -> Hand:
     """Draw person, pose, camera, clothing and held object."""
     shape = draw_shape(rng)
     holding = bool(rng.random() < variety.holding)
-    _, skeleton = draw_pose(rng, shape, grasp=holding)
-    camera = draw_camera(rng, skeleton.joints_m, variety)
-    solids = build_hand(shape, skeleton, camera.rotation, camera.translation_m, _draw_wrist(rng, camera.rotation))
+    skeleton = draw_pose(rng, shape, grasp=holding)
+    intrinsics, rotation, wrist_m = draw_camera(rng, skeleton.joints_m, variety)
+    solids = build_hand(shape, skeleton, rotation, wrist_m, _draw_wrist(rng, rotation))
     solids = solids._replace(sleeve=draw_sleeve(rng, solids.parts, variety.sleeves))
     if holding:
-        solids = solids._replace(prop=draw_prop(rng, solids, camera))
-    xyz_m = skeleton.joints_m @ camera.rotation.T + camera.translation_m
-    return Hand(shape, camera, xyz_m, solids, draw_paint(rng))
+        solids = solids._replace(prop=draw_prop(rng, solids, rotation, wrist_m))
+    return Hand(shape, intrinsics, rotation, skeleton.joints_m @ rotation.T + wrist_m, solids, draw_paint(rng))
 
 
 def _draw_wrist(rng: np.random.Generator, rotation: Floats) -> tuple[float, float]:
@@ -192,4 +180,4 @@ def _draw_wrist(rng: np.random.Generator, rotation: Floats) -> tuple[float, floa
 
 def render_hand(hand: Hand) -> Rendering:
     """Surface samples of the hand at the dataset's size."""
-    return render(hand.solids, hand.paint, hand.shape.bulk, hand.camera.intrinsics, SIDE_PX)
+    return render(hand.solids, hand.paint, hand.shape.bulk, hand.intrinsics, SIDE_PX)

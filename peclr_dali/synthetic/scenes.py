@@ -57,16 +57,13 @@ def draw_scene(rng: np.random.Generator) -> Scene:
     key = level * tint * (1.15 - 0.45 * softness)
     fill = level * ambience * (0.20 + 0.30 * softness)
     lighting = Light(direction, key, fill * 1.25, fill * 0.65, softness)
-    picture = _graded(canvas, direction, tint, float(rng.uniform(0.05, 0.4)), float(rng.uniform(0.75, 1.05)))
-    return Scene(picture, lighting, float(rng.uniform(0.35, 0.8)) if near else 0.0)
-
-
-def _graded(canvas: Pixels, direction: Floats, tint: Floats, falloff: float, level: float) -> Picture:
-    """Tint a picture by the light, and darken it away from the light's direction."""
+    # Tinted by the light, and darker away from its direction.
+    falloff, brightness = float(rng.uniform(0.05, 0.4)), float(rng.uniform(0.75, 1.05))
     across = np.linspace(-1, 1, SCENE_PX, dtype=np.float32)
     ramp = direction[0] * across[None, :] + direction[1] * across[:, None]
-    graded = canvas * (level * (1.0 + falloff * ramp))[..., None] * np.sqrt(tint)
-    return np.asarray(np.clip(graded * 255, 0, 255).astype(np.uint8))
+    graded = canvas * (brightness * (1.0 + falloff * ramp))[..., None] * np.sqrt(tint)
+    picture = np.clip(graded * 255, 0, 255).astype(np.uint8)
+    return Scene(picture, lighting, float(rng.uniform(0.35, 0.8)) if near else 0.0)
 
 
 def _colour(rng: np.random.Generator, low: float = 0.08, high: float = 0.92, saturation: float = 0.5) -> Floats:

@@ -21,7 +21,7 @@ from peclr_dali.models.pose import (
     wrist_from_palm,
 )
 from peclr_dali.skeleton import HAND
-from peclr_dali.synthetic.kinematics import LIMITS_RAD, draw_shape, pose_hand
+from peclr_dali.synthetic.poses import LIMITS_RAD, draw_shape, pose_hand
 
 HANDS = 20_000
 

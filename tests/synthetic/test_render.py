@@ -44,14 +44,14 @@ def test_keypoints_project_into_the_picture_around_its_centre() -> None:
     boxes, inside = [], []
     for seed in range(200):
         hand = draw_hand(np.random.default_rng([22, seed]))
-        image = project(hand.xyz_m, hand.camera.intrinsics)
+        image = project(hand.xyz_m, hand.intrinsics)
         inside.append(((image > 0) & (image < SIDE_PX)).all())
         low, high = image.min(axis=0), image.max(axis=0)
         boxes.append([*(low + high) / 2, (high - low).max()])
         assert (hand.xyz_m[:, 2] > 0.15).all()
         # A reflection would make it a left hand.
-        assert abs(np.linalg.det(hand.camera.rotation) - 1) < 1e-9
-        assert 400 * 0.99 < hand.camera.intrinsics[0, 0] < 600 * 1.01
+        assert abs(np.linalg.det(hand.rotation) - 1) < 1e-9
+        assert 400 * 0.99 < hand.intrinsics[0, 0] < 600 * 1.01
     centre_x, centre_y, side = np.array(boxes).T
     assert np.mean(inside) > 0.99
     assert np.abs(centre_x - SIDE_PX / 2).max() < 20
@@ -61,7 +61,7 @@ def test_keypoints_project_into_the_picture_around_its_centre() -> None:
 
 def test_varied_hands_are_seen_from_all_directions_and_from_near() -> None:
     hands = [draw_hand(np.random.default_rng([22, seed]), VARIED) for seed in range(200)]
-    images = [project(hand.xyz_m, hand.camera.intrinsics) for hand in hands]
+    images = [project(hand.xyz_m, hand.intrinsics) for hand in hands]
     sides = np.array([(image.max(axis=0) - image.min(axis=0)).max() for image in images])
     assert np.quantile(sides, 0.1) < 75
     assert np.quantile(sides, 0.9) > 170
@@ -80,7 +80,7 @@ def test_the_surface_over_a_keypoint_is_at_most_a_fingers_thickness_in_front_of_
     visible = tips = 0
     for seed in range(HANDS):
         hand, picture = rendered(seed)
-        image = project(hand.xyz_m, hand.camera.intrinsics)
+        image = project(hand.xyz_m, hand.intrinsics)
         for joint in range(1, 21):
             column, row = np.floor(image[joint]).astype(int)
             if not (0 <= column < SIDE_PX and 0 <= row < SIDE_PX):
@@ -149,7 +149,7 @@ def test_the_nearer_part_hides_the_farther() -> None:
         rng = np.random.default_rng(seed)
         for pick in rng.choice(len(rows), 40, replace=False):
             row, column = rows[pick], columns[pick]
-            ray = np.linalg.solve(hand.camera.intrinsics, np.array([column + 0.5, row + 0.5, 1.0]))
+            ray = np.linalg.solve(hand.intrinsics, np.array([column + 0.5, row + 0.5, 1.0]))
             depth = float(picture.depth_m[row, column])
             solids = hand.solids
             at_surface = distance_to_skin(solids, ray * depth)
