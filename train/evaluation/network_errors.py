@@ -116,9 +116,8 @@ def measure(
         )
     if "epe_px" in errors.tables:
         view_px_per_px = np.sqrt(np.abs(np.linalg.det(poses.source_to_view_px[:, :, :2])))
-        errors.tables.update(
-            relative_pixel_errors(errors.tables["epe_px"], labels.keypoints_px, view_px_per_px, config.geometry.side_px)
-        )
+        true_px, side_px = labels.keypoints_px.astype(np.float64), config.geometry.side_px
+        errors.tables.update(relative_pixel_errors(errors.tables["epe_px"], true_px, view_px_per_px, side_px))
     return Evaluation(run, config, index, labels, errors)
 
 

@@ -153,12 +153,6 @@ def labels_to_learn(index: Index) -> PoseLabels:
     labels = PoseLabels.of(index)
     if not labels.in_metres:
         log.warning("%s (%s) has no 3D keypoints: only 2D keypoints are learnt, no depths", index.root, index.name)
-    elif np.isnan(labels.scale_m).all():
-        ends = " to ".join(HAND.keypoints[end] for end in HAND.reference_bone)
-        raise UserError(
-            f"{index.root} ({index.name}): no hand has a label for the length of its reference bone ({ends}). Depths "
-            "are divided by this length: add labels"
-        )
     return labels
 
 

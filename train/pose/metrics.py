@@ -197,15 +197,9 @@ def confidence_intervals(
         groups: (N,) group numbers. Samples that depend on each other, such as one pose before several backgrounds, have
             the same number and are drawn together. By default every sample is a group.
         confidence: share of the resamples inside the interval.
-
-    Raises:
-        ValueError: there are no samples, or a table has another number of rows.
     """
-    rows = {name: len(table) for name, table in tables.items()}
-    count = next(iter(rows.values()), 0)
+    count = len(next(iter(tables.values())))
     members = np.arange(count) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
-    if not count or {*rows.values(), len(members)} != {count}:
-        raise ValueError(f"tables have {rows} rows and groups {len(members)}, expected the same number, at least 1")
     tail = 50 * (1 - confidence)
     drawn: dict[str, list[Floats]] = {name: [] for name in tables}
     rng, group_count = np.random.default_rng(seed), int(members.max()) + 1
@@ -236,15 +230,8 @@ def paired_difference(
         tables: (N, K) each, of the first run.
         other: tables of the other run, with the same names and the same samples row by row.
         groups: as in `confidence_intervals`.
-
-    Raises:
-        ValueError: the names or shapes differ.
     """
-    shapes, others = ({name: table.shape for name, table in t.items()} for t in (tables, other))
-    if shapes != others:
-        raise ValueError(f"tables {shapes} and {others} are not of the same samples")
-    differences = {name: tables[name] - other[name] for name in tables}
-    return confidence_intervals(differences, groups=groups)
+    return confidence_intervals({name: table - other[name] for name, table in tables.items()}, groups=groups)
 
 
 def mean_over_samples(table: Floats) -> Floats:
