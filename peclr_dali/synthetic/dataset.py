@@ -127,20 +127,15 @@ def _claim(out: Path, recipe: Recipe) -> None:
     arguments = out / _ARGUMENTS
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if arguments.is_file():
-            if (found := arguments.read_text(errors="replace")) != recipe.json:
-                found, given = (" ".join(one.split())[:120] for one in (found, recipe.json))
-                raise UserError(
-                    f"{out} holds a dataset made with {found}, not with {given}: give the same arguments, choose "
-                    "another folder, or remove this one"
-                )
-        elif any(out.iterdir()):
-            raise UserError(
-                f"{out} is not empty and holds no dataset of 'make-data' (no {_ARGUMENTS}): choose a new or an empty "
-                "folder"
-            )
-        else:
+        if not any(out.iterdir()):
             write_text(arguments, recipe.json)
+        found = arguments.read_text(errors="replace") if arguments.is_file() else f"something else (no {_ARGUMENTS})"
+        if found != recipe.json:
+            found, given = (" ".join(one.split())[:120] for one in (found, recipe.json))
+            raise UserError(
+                f"{out} holds {found}, expected nothing, or a dataset made with {given}: give the same arguments, "
+                "choose another folder, or remove this one"
+            )
         for part in parts_of(recipe):
             (out / part.name / "rgb").mkdir(parents=True, exist_ok=True)
         for leftover in out.glob("*/rgb/*.part"):

@@ -97,7 +97,7 @@ def test_varied_hands_are_another_dataset(made: Path, tmp_path: Path) -> None:
     render(tmp_path / "varied", poses=1, varied=True)
     one, other = contents(made), contents(tmp_path / "varied")
     assert json.loads(one["training_xyz.json"])[0] != json.loads(other["training_xyz.json"])[0]
-    with pytest.raises(UserError, match=r'holds a dataset made with .*"varied": true'):
+    with pytest.raises(UserError, match=r'varied holds .*"varied": true'):
         render(tmp_path / "varied", poses=1)
 
 
@@ -124,9 +124,9 @@ def test_a_finished_dataset_is_left_alone(made: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("out/thesis.tex", "precious", "is not empty and holds no dataset of 'make-data'"),
-        ("out/dataset.json", "{broken", r"made with \{broken"),
-        ("out/dataset.json", json.dumps({"poses": 9, "seed": 5, "scenes": 6, "format": 2}), 'made with .*"format": 2'),
+        ("out/thesis.tex", "precious", r"holds something else \(no dataset.json\)"),
+        ("out/dataset.json", "{broken", r"holds \{broken"),
+        ("out/dataset.json", json.dumps({"poses": 9, "seed": 5, "scenes": 6, "format": 2}), 'holds .*"format": 2'),
         ("out", "", "cannot be written to .File exists"),
     ],
 )
