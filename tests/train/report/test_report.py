@@ -215,7 +215,9 @@ def test_the_verdict_follows_the_numbers(folder: Path) -> None:
         "By PA-EPE, “pre-trained” is better than “from scratch”: \N{MINUS SIGN}0.20 cm, 95\N{NO-BREAK SPACE}% interval "
         "\N{MINUS SIGN}0.30 to \N{MINUS SIGN}0.10."
     )
-    assert in_words(better)[0].endswith("The other metrics: better: PA-AUC; worse: 2D EPE; open: PA-EPE, EPE, AUC.")
+    assert in_words(better)[0].endswith(
+        "The other metrics: better: PA-AUC; worse: 2D EPE; open: PA-EPE, EPE, AUC, 2D EPE (view), PCK 0.1, PCK 0.2."
+    )
     assert "is worse than" in in_words(differing(folder, pa_epe_cm=(0.2, 0.1, 0.3)))[0]
     assert "cannot be told apart" in in_words(differing(folder, pa_epe_cm=(-0.2, -0.5, 0.1)))[0]
     marks = {row.metric.title: row.cells[-1].mark for row in table(better)}
