@@ -52,7 +52,8 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
         device: device of the network; by default the CPU.
 
     Raises:
-        UserError: there is no checkpoint, it cannot be read, or it is not from fine-tuning.
+        UserError: there is no checkpoint, it cannot be read, it is not from fine-tuning, or it gives NaN for a picture
+            of noise.
     """
     expected = "the folder of a fine-tuning run, with best/ or checkpoints/ in it, or a checkpoint"
     path = find_checkpoint(source, expected)
@@ -69,7 +70,11 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, precision="auto"))
     network = PoseNetwork(make_encoder(config.encoder.name, config.geometry.side_px), config.pose)
     load_strictly(network, saved["network"], origin=str(path), model="its configuration")
-    network = network.float().to(device or torch.device("cpu")).eval()
+    place = device or torch.device("cpu")
+    network = network.float().to(place).eval()
+    with torch.inference_mode():
+        views = (one.to(place) for one in random_views(1, config.geometry.side_px, seed=0))
+        require_finite(path, network(*views).keypoints_px)
     return PoseRun(path, saved["step"], config, network, saved.get("depth", True))
 
 
