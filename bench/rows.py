@@ -1,4 +1,4 @@
-"""Makes, prints, writes and reads the rows of bench/results/."""
+"""Writes and reads the rows of bench/results/, and makes tables."""
 
 from __future__ import annotations
 
@@ -8,23 +8,17 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import psutil  # type: ignore[import-untyped]
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
-from rich.table import Table
 
 from peclr_dali.errors import UserError
 from peclr_dali.machine.cores import available_cores
 from peclr_dali.parsing import parse_json, regular
 
 Row = Mapping[str, Any]
-
-_TABLE_WIDTH = 128  # a narrower terminal wraps the lines
 
 
 def describe_machine() -> dict[str, str | int]:
@@ -42,25 +36,6 @@ def describe_machine() -> dict[str, str | int]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
     return found | versions()
-
-
-def show(*parts: RenderableType) -> None:
-    """Print tables and lines to the terminal."""
-    for part in parts:
-        if isinstance(part, str):
-            click.echo(part)
-        else:
-            Console(width=max(Console().width, _TABLE_WIDTH)).print(part)
-
-
-def as_table(title: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
-    """A table for the terminal; its first column is aligned to the left, the others to the right."""
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if place else "left", no_wrap=True)
-    for line in lines:
-        table.add_row(*line)
-    return table
 
 
 def append(file: Path, row: Row) -> None:
@@ -98,22 +73,9 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_of(file: Path) -> Iterator[Row]:
-    """Rows of a file, each with its "place"; empty if there is no such file."""
-    for number, row in enumerate(read_rows(file) if file.exists() else [], 1):
-        yield {**row, "place": f"`{file.name}`, row {number}"}
-
-
-def measured_on(row: Row) -> str:
-    """Place, machine, date and commit of a row of `rows_of`, in words."""
-    machine = row["machine"]
-    cores = row.get("settings", {}).get("cores", machine["cores"])
-    where = machine["gpu"] if machine["gpu"] != "none" else "no GPU"
-    return (
-        f"{row['place']}: {cores} cores of an {machine['cpu']}, {where}, {machine['date']}, commit {machine['commit']}"
-    )
-
-
 def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    return "".join(f"| {' | '.join(row)} |\n" for row in [heads, ["---"] * len(heads), *lines])
+    """A table in Markdown, its columns aligned."""
+    rows = [heads, ["---"] * len(heads), *lines]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in padded)

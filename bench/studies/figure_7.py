@@ -6,20 +6,11 @@ python -m peclr_dali.bench.studies.figure_7 --scale paper --list
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
+from peclr_dali.bench.studies import scales
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import (
-    FREIHAND,
-    FREIHAND_VAL,
-    HANDS_3600,
-    LONGER,
-    RUNS,
-    SMALL_FINETUNE,
-    YOUTUBE_3D_HANDS,
-    Scale,
-    hands,
-)
 from peclr_dali.bench.studies.study import Arm, Claim, Studies, Study
 from peclr_dali.bench.studies.table_1 import BEST
 
@@ -41,17 +32,16 @@ def label_fractions(encoder: str) -> Study:
     compared = [(f"{better}_{share}", f"{than}_{share}") for share in SHARES for better, than in pairs]
     return Study(
         "label_fractions" if is_152 else "label_fractions_rn50",
-        at=Scale(
-            FREIHAND_VAL,  # the evaluation was online only
-            (),
-            ("geometry.side_px=128", "encoder.weights=imagenet"),  # section 4.1: 128 pixels in section 4.4
-            (f"configs/peclr_{short}.toml",),
-            (f"configs/finetune_{short}.toml",),
+        scales.Scale(
+            scales.FREIHAND_VAL,  # the evaluation was online only
+            measured=("geometry.side_px=128", "encoder.weights=imagenet"),  # section 4.1: 128 pixels in section 4.4
+            pretrain_files=(f"configs/peclr_{short}.toml",),
+            measured_files=(f"configs/finetune_{short}.toml",),
             processes=8,
         ),
-        folder=RUNS / ("pose" if is_152 else "pose_rn50") / "paper",
+        scales.RUNS / ("pose" if is_152 else "pose_rn50") / "paper",
         seeds=(0, 1),
-        pretrain={"one": Arm(), "two": Arm(data=(FREIHAND, YOUTUBE_3D_HANDS))},
+        pretrain={"one": Arm(), "two": Arm(data=(scales.FREIHAND, scales.YOUTUBE_3D_HANDS))},
         measured={
             f"{start}_{share}": Arm([f"data.label_fraction={fraction}"], start=None if start == "scratch" else start)
             for share, fraction in SHARES.items()
@@ -87,8 +77,8 @@ SWITCHES: Final = {  # of PeCLR, one at a time: two pre-trainings of each
     "batch_512": Arm(["train.batch=512", "train.micro_batch=512", "optim.lr=2.8e-3"]),
     "batch_1024": Arm(["train.batch=1024", "train.micro_batch=1024", "optim.lr=4e-3"]),  # 240 steps
     "lars_off": Arm(["optim.trust_coefficient=1e6"]),  # the factor is then 1 for every tensor: Adam alone
-    "scenes_4": Arm(data=(hands(3600, 3, 4),)),  # all poses before the same four scenes
-    "scenes_3600": Arm(data=(hands(3600, 3, 3600),)),  # each pose before a scene of its own
+    "scenes_4": Arm(data=(scales.hands(3600, 3, 4),)),  # all poses before the same four scenes
+    "scenes_3600": Arm(data=(scales.hands(3600, 3, 3600),)),  # each pose before a scene of its own
 }
 
 
@@ -122,8 +112,11 @@ def few_labels() -> Study:
     pairs = [("peclr", "scratch"), ("peclr", "simclr"), ("version", "peclr"), ("version", "scratch")]
     return Study(
         "few_labels",
-        at=Scale(HANDS_3600, LONGER.pretrain, (*SMALL_FINETUNE, "encoder.name=timm/test_resnet", "optim.lr=6e-3")),
-        folder=RUNS / "shared" / "small",
+        replace(
+            scales.FROZEN["small"],
+            measured=(*scales.SMALL_FINETUNE, "encoder.name=timm/test_resnet", "optim.lr=6e-3"),
+        ),
+        scales.RUNS / "shared" / "small",
         seeds=(0, 1, 2, 3, 4, 5),
         pretrain_seeds=3,
         pretrain={**{name: Arm(keys) for name, keys in starts.items()}, **longer, **SWITCHES},

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import ALL_LABELS_RN152, FROZEN_RN50, LONGER, RUNS, TWO_SOURCES, Dataset, hands
+from peclr_dali.bench.studies.scales import ALL_LABELS, FROZEN, RUNS, Dataset, hands
 from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
 from peclr_dali.bench.studies.table_1 import BEST
 from peclr_dali.bench.studies.tables_2_3 import RN50, two_sources
@@ -38,8 +38,8 @@ def other_datasets(scale: ScaleName) -> Study:
     ours = "ho3d_peclr_small" if small else "ho3d_peclr"
     return Study(
         "other_datasets",
-        at=TWO_SOURCES if small else ALL_LABELS_RN152,
-        folder=RUNS / "pose" / scale,
+        ALL_LABELS[scale],
+        RUNS / "pose" / scale,
         seeds=(0, 1),
         pretrain=two_sources(scale),
         measured={
@@ -68,11 +68,11 @@ def equivariance(scale: ScaleName) -> Study:
     """
     return Study(
         "equivariance",
-        at=LONGER if scale == "small" else FROZEN_RN50,
-        folder=RUNS / "shared" / scale,
+        FROZEN[scale],
+        RUNS / "shared" / scale,
         pretrain=BEST,
         measured={"peclr": Arm(start="peclr"), "simclr": Arm(start="simclr_best")},
-        maps=("peclr", "simclr"),
+        maps=True,
     )
 
 

@@ -11,15 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import (
-    ALL_LABELS_RN152,
-    FREIHAND,
-    HANDS_3500,
-    RUNS,
-    TWO_SOURCES,
-    YOUTUBE_3D_HANDS,
-    hands,
-)
+from peclr_dali.bench.studies.scales import ALL_LABELS, FREIHAND, HANDS_3500, RUNS, YOUTUBE_3D_HANDS, hands
 from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
 
 SECOND: Final = {"small": hands(3500, 3, 40), "paper": YOUTUBE_3D_HANDS}  # small: other hands, in other scenes
@@ -52,8 +44,8 @@ def high_resolution(scale: ScaleName) -> Study:
         compare.append(Claim("rn50_224_peclr", "rn50_224", "pa_epe_cm", percent=14.5))
     return Study(
         "high_resolution",
-        at=TWO_SOURCES if scale == "small" else ALL_LABELS_RN152,
-        folder=RUNS / "pose" / scale,
+        ALL_LABELS[scale],
+        RUNS / "pose" / scale,
         seeds=(0, 1),
         pretrain=two_sources(scale),
         measured=measured,
@@ -66,8 +58,8 @@ def cross_domain(scale: ScaleName) -> Study:
     peclr, none = "rn152_224_peclr", "rn152_224"
     return Study(
         "cross_domain",
-        at=TWO_SOURCES if scale == "small" else ALL_LABELS_RN152,
-        folder=RUNS / "pose" / scale,
+        ALL_LABELS[scale],
+        RUNS / "pose" / scale,
         seeds=(0, 1),
         pretrain=two_sources(scale),
         measured={

@@ -2,7 +2,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 
@@ -17,7 +17,7 @@ def rate_of(*images_per_s: float) -> Rate:
 def test_iterators_take_turns_and_their_start_is_not_measured() -> None:
     turns, closed, calls = [], [], []
 
-    def slow() -> Iterator[int]:
+    def slow() -> Generator[int]:
         turns.append("slow")
         try:
             time.sleep(0.2)  # start-up
@@ -27,7 +27,7 @@ def test_iterators_take_turns_and_their_start_is_not_measured() -> None:
         finally:
             closed.append(True)
 
-    def fast() -> Iterator[int]:
+    def fast() -> Generator[int]:
         turns.append("fast")
         while True:
             yield 1
@@ -46,8 +46,11 @@ def test_iterators_take_turns_and_their_start_is_not_measured() -> None:
 
 
 def test_an_iterator_that_ends_is_an_error() -> None:
+    def ends() -> Generator[int]:
+        yield from (3, 4)
+
     with pytest.raises(RuntimeError, match="ended after 4 images"):
-        measure_in_rounds([lambda: iter([3, 4])], Rounds(warmup_s=1, repeat_s=1), print)
+        measure_in_rounds([ends], Rounds(repeats=2, warmup_s=1, repeat_s=1), print)
 
 
 def test_statistics_in_closed_form() -> None:

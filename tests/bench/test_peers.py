@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.bench.loaders import peers
-from peclr_dali.bench.loaders.peers import (
+from peclr_dali.bench import peers
+from peclr_dali.bench.peers import (
     PEERS,
     Peer,
     dali_plain,
@@ -24,7 +24,7 @@ from peclr_dali.bench.loaders.peers import (
     paper_views,
     torchvision_gpu,
 )
-from peclr_dali.bench.loaders.peers.paper_views import RANGES, VIEW_PX, Draws, Files, draw, source_to_view_px
+from peclr_dali.bench.peers.paper_views import RANGES, VIEW_PX, Draws, Files, draw, source_to_view_px
 from tests.pipelines.harness import smooth_image
 
 CPU = torch.device("cpu")

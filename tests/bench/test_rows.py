@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest.mock import Mock
 
-import click
 import pytest
 
 from peclr_dali.bench import rows
-from peclr_dali.bench.options import output_options
 from tests.command_line import run_cli
 from tests.full_disk import files_of_at_most
 
@@ -21,19 +17,6 @@ def test_rows_are_appended_and_read(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as writers:
         list(writers.map(lambda number: rows.append(file, {"figure": number}), range(40)))
     assert sorted(row["figure"] for row in rows.read_rows(file)) == list(range(40))
-    assert [row["place"] for row in rows.rows_of(file)][-1] == "`rows.jsonl`, row 40"
-
-
-def test_a_row_is_recorded_before_it_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @click.command()
-    @output_options
-    def measure(tell: Callable[..., None]) -> None:
-        tell({"figure": 1}, "a table")
-
-    monkeypatch.setattr(rows, "show", Mock(side_effect=BrokenPipeError))
-    with pytest.raises(BrokenPipeError):
-        measure.main(["--record", str(tmp_path / "rows.jsonl")], standalone_mode=False)
-    assert rows.read_rows(tmp_path / "rows.jsonl") == [{"figure": 1}]
 
 
 @pytest.mark.parametrize("text", ['{"figure": 1}', '{"figure": 1}\n{"fig', "[1]\n", '{"fig\n', "[" * 100_000 + "\n"])

@@ -16,8 +16,8 @@ from typing import Final
 
 import torch
 
-from peclr_dali.bench.loaders.peers.paper_views import Files
-from peclr_dali.bench.loaders.peers.workers import in_workers
+from peclr_dali.bench.peers.paper_views import Files
+from peclr_dali.bench.peers.workers import in_workers
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,6 @@ class Peer:
     Attributes:
         function: "module:function" in this package: (files, threads, images in a batch) -> batches without end; with
             `in_workers`: (files, samples) -> a batch. The first part of a batch has one item for each image.
-        description: its steps and its outputs, for a table.
         in_workers: the function is called by worker processes of torch's DataLoader.
         package: what it needs beyond this project's own packages.
         on_gpu: it needs a GPU.
@@ -37,7 +36,6 @@ class Peer:
     """
 
     function: str
-    description: str
     in_workers: bool = False
     package: str | None = None
     on_gpu: bool = False
@@ -54,36 +52,15 @@ class Peer:
 
 
 PEERS: Final = {
-    "OpenCV + DataLoader": Peer(
-        "opencv_authors:make_batch",
-        "the authors' steps, a sample at a time: turn the whole image, crop, resize by area, 8-bit HSV, float32",
-        in_workers=True,
-    ),
-    "OpenCV + DataLoader, tuned": Peer(
-        "opencv_tuned:make_batch",
-        "one warp a view, look-up tables in HSV, whole uint8 batches in shared memory",
-        in_workers=True,
-    ),
-    "OpenCV, tuned + SPDL": Peer(
-        "spdl_threads:batches", "tuned OpenCV in the threads of SPDL, without worker processes", package="spdl"
-    ),
-    "torchvision v2 + DataLoader": Peer(
-        "torchvision_cpu:make_batch",
-        "v2's functional transforms of the box, hue added; uint8 batches in shared memory",
-        in_workers=True,
-    ),
-    "DALI, plain": Peer(
-        "dali_plain:on_cpu", "all in a DALI graph: warp_affine, fn.hsv (linear; hue added), normalised float"
-    ),
-    "DALI, plain, on the GPU": Peer("dali_plain:on_gpu", "the same graph, on the GPU from the decoder on", on_gpu=True),
-    "torchvision + grid_sample, on the GPU": Peer(
-        "torchvision_gpu:batches",
-        "files read by threads; decode_jpeg, grid_sample and exact HSV jitter on the GPU; uint8",
-        on_gpu=True,
-        jpeg_only=True,
-    ),
+    "OpenCV + DataLoader": Peer("opencv_authors:make_batch", in_workers=True),
+    "OpenCV + DataLoader, tuned": Peer("opencv_tuned:make_batch", in_workers=True),
+    "OpenCV, tuned + SPDL": Peer("spdl_threads:batches", package="spdl"),
+    "torchvision v2 + DataLoader": Peer("torchvision_cpu:make_batch", in_workers=True),
+    "DALI, plain": Peer("dali_plain:on_cpu"),
+    "DALI, plain, on the GPU": Peer("dali_plain:on_gpu", on_gpu=True),
+    "torchvision + grid_sample, on the GPU": Peer("torchvision_gpu:batches", on_gpu=True, jpeg_only=True),
 }
-"""Name in the tables -> peer. A new peer is a file in this folder and an entry here."""
+"""Name in the tables -> peer. docs/performance.md says what each does. A new peer is a file here and an entry."""
 
 
 def offered_peers(device: torch.device, *, only_jpegs: bool) -> dict[str, Peer]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from peclr_dali.bench import training
 from peclr_dali.bench.measure import Rounds
-from peclr_dali.bench.training import step
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.load import load_config
@@ -63,14 +64,14 @@ def test_a_row_has_what_a_table_of_cards_says(
         assert row[way]["images"] % row["config"]["train"]["batch"] == 0
     printed = capsys.readouterr().out
     assert "waited for the loader" in printed
-    assert "cpu: batches of 12 in micro-batches of 4" in printed
+    assert re.search(r"\| card +\| cpu +\|", printed)
 
 
 @pytest.mark.parametrize(("loading_s", "stepping_s", "waits"), [(0.05, 0.0, True), (0.0, 0.05, False)])
 def test_waiting_is_the_time_until_a_batch_arrives(
     loading_s: float, stepping_s: float, waits: bool, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = step.StepBench(config, load_index(config.data), World())
+    bench = training.StepBench(config, load_index(config.data), World())
 
     @contextmanager
     def loader() -> Iterator[Iterator[Batch]]:
@@ -94,7 +95,7 @@ def test_waiting_is_the_time_until_a_batch_arrives(
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # fp16 may skip its first step
 def test_on_a_gpu(config: Config) -> None:
     for precision in ("fp32", "bf16", "fp16"):
-        row = step.bench_train(with_train(config, device="cuda", precision=precision), [], QUICK, print)
+        row = training.bench_train(with_train(config, device="cuda", precision=precision), [], QUICK, print)
         assert row["device"].startswith("cuda")
         assert row["card"] == row["machine"]["gpu"]
         assert 0 < row["peak_memory_mib"] < row["device_memory_mib"]
