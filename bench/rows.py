@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import errno
 import fcntl
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,22 +37,15 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def append(file: Path, row: Row) -> None:
-    """Add a row to a file, whole or not at all. Several processes may append at once.
-
-    Raises:
-        OSError: the disk is full, or the like; the row is in its notes.
-    """
-    line = f"{json.dumps(row)}\n".encode()
+    """Add a row to a file. Several processes may append at once. If it fails, the row is in the error's notes."""
+    line = f"{json.dumps(row)}\n"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("ab", buffering=0) as opened:
+        with file.open("a") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX)
-            size = opened.seek(0, os.SEEK_END)
-            if opened.write(line) < len(line):
-                opened.truncate(size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+            opened.write(line)
     except OSError as error:
-        error.add_note(f"The row is: {line.decode()}")
+        error.add_note(f"The row is: {line}")
         raise
 
 

@@ -63,9 +63,9 @@ PEERS: Final = {
 """Name in the tables -> peer. docs/performance.md says what each does. A new peer is a file here and an entry."""
 
 
-def offered_peers(device: torch.device, *, only_jpegs: bool) -> dict[str, Peer]:
+def offered_peers(files: Files, device: torch.device) -> dict[str, Peer]:
     """The peers that can run here; logs why the others cannot."""
-    offered = {}
+    offered, only_jpegs = {}, all(path.lower().endswith((".jpg", ".jpeg")) for path in files.paths)
     for name, peer in PEERS.items():
         if peer.on_gpu and device.type != "cuda":
             log.info("left out: %s, which needs a GPU", name)

@@ -49,18 +49,11 @@ def single_augmentations(scale: ScaleName) -> Study:
     measured = {"random": RANDOM} | {name: Arm(start=name) for name in alone}
     if scale == "small":
         measured = {name: replace(arm, by="probe") for name, arm in measured.items()}
-    return Study(
-        "single_augmentations",
-        SHORT if scale == "small" else FROZEN[scale],
-        RUNS / "frozen" / scale,
-        seeds=(0, 1),
-        pretrain={name: Arm([*NOTHING, key]) for name, key in alone.items()},
-        measured=measured,
-        compare=[
-            *(Claim(name, "random") for name in alone),
-            *(Claim(name, "rotation_simclr") for name in alone if name != "rotation_simclr"),
-        ],
-    )
+    pretrain = {name: Arm([*NOTHING, key]) for name, key in alone.items()}
+    compare = [Claim(name, "random") for name in alone]
+    compare += [Claim(name, "rotation_simclr") for name in alone if name != "rotation_simclr"]
+    at = SHORT if scale == "small" else FROZEN[scale]
+    return Study("single_augmentations", at, RUNS / "frozen" / scale, measured, pretrain, compare, seeds=(0, 1))
 
 
 def geometric(scale: ScaleName) -> Study:
@@ -97,9 +90,7 @@ def geometric(scale: ScaleName) -> Study:
         measured |= BESIDE | {f"{name}_cells": cells(name) for name in list(pretrain)[:4]}
         compare.append(Claim("rotation_peclr_cells", "rotation_simclr_cells"))
         compare.append(Claim("translation_peclr_cells", "translation_simclr_cells"))
-    return Study(
-        "geometric", FROZEN[scale], RUNS / "shared" / scale, pretrain=pretrain, measured=measured, compare=compare
-    )
+    return Study("geometric", FROZEN[scale], RUNS / "shared" / scale, measured, pretrain, compare)
 
 
 STUDIES: Final[Studies] = {scale: [single_augmentations(scale), geometric(scale)] for scale in SCALES}

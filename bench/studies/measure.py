@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
-from functools import cache, partial
-from typing import Any, Final
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.pose.metrics import METRICS, confidence_intervals, metric_of
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.pose.sample_errors import with_true_root
-from peclr_dali.train.runs.checkpoint import CHECKPOINTS, Checkpoints
+from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.writing import whole_file
 
@@ -54,7 +54,7 @@ def compare(study: Study, claim: Claim) -> Row:
     to the second arm's error, or to the first arm's AUC, as in the paper.
     """
     metric, sign = claim.metric, 1 if METRICS[claim.metric].higher_is_better else -1
-    better, than = ([measured_errors(study, seed, name) for seed in study.seeds] for name in (claim.better, claim.than))
+    better, than = ([measured(study, seed, name) for seed in study.seeds] for name in (claim.better, claim.than))
     tables = [ours[metric] - theirs[metric] for ours, theirs in zip(better, than, strict=True)]
     differences = [metric_of(table) for table in tables]
     of_start: dict[int, list[float]] = {}
@@ -76,32 +76,24 @@ def compare(study: Study, claim: Claim) -> Row:
     }  # fmt: skip
 
 
-def measured_errors(study: Study, seed: int, name: str) -> Arrays:
-    """The errors of an arm's network, as `measure_errors` gives them.
+def measured(study: Study, seed: int, name: str, what: Literal["errors", "map"] = "errors") -> Arrays:
+    """What `measure_errors` or `measure_maps` gives for an arm's network.
 
-    Read-outs are measured with the true depth of the root: they would have it from the size of the predicted bones
-    alone, which shrink where they are unsure.
+    It is kept in a file, and made again if the network or the choice of images changes. Read-outs are measured with the
+    true depth of the root: they would have it from the size of the predicted bones alone, which shrink where they are
+    unsure.
     """
-    by = study.measured[study.measured[name].network or name].by
-    return _kept(study, seed, name, f"errors_{by}", partial(measure_errors, true_root=by == "probe"))
-
-
-def measured_maps(study: Study, seed: int, name: str) -> Arrays:
-    """The equivariance errors of an arm's network, as `measure_maps` gives them."""
-    return _kept(study, seed, name, "map", measure_maps)
-
-
-def _kept(study: Study, seed: int, name: str, kind: str, measure: Callable[[PoseRun, Sequence[str]], Arrays]) -> Arrays:
-    """What is in a file, which is made again if the network or the choice of images has changed."""
-    network, images = Checkpoints(study.run_of(name, seed) / CHECKPOINTS, keep=1).latest(), study.held_out(name)
-    assert network is not None  # it is trained before
-    file = study.folder / f"seed_{seed}" / f"{kind}_{name}.npz"
+    run, images = study.measurement(name, seed), study.held_out(name)
+    network, true_root = RunFolder(run.out, keep=1).checkpoints.latest(), run.command == "probe"
+    assert network is not None  # it was trained before
+    file = study.folder / f"seed_{seed}" / f"{what}_{run.command}_{name}.npz"
     made_from = json.dumps([str(network), network.stat().st_mtime_ns, *images])
     if file.exists():
         with np.load(file) as saved:
             if str(saved["made_from"]) == made_from:
                 return {key: saved[key] for key in saved.files if key != "made_from"}
-    arrays = measure(load_pose_run(network), images)
+    trained = load_pose_run(network)
+    arrays = measure_errors(trained, images, true_root=true_root) if what == "errors" else measure_maps(trained, images)
     with whole_file(file) as out:
         np.savez(out, made_from=made_from, **arrays)  # type: ignore[arg-type]
     return arrays
@@ -142,7 +134,7 @@ def measure_maps(run: PoseRun, overrides: Sequence[str]) -> Arrays:
     """Equivariance errors |t f(I) - f(t(I))| of the 2D keypoints over grids (paper, supplement, section 6).
 
     f(I) comes from the canonical view, f(t(I)) from the same view after rotation or shift, made from the source. The
-    two are compared in the source's frame, which is t^-1 applied to both; t keeps lengths. All images need a box.
+    two are compared in the source's frame, which is t^-1 applied to both; t keeps lengths. All images need boxes.
 
     Returns:
         "rotation_deg" (R,) and "shift_px" (T,), the places; "rotation_error_px" (R,) and "shift_error_px" (T, T), y
@@ -152,7 +144,6 @@ def measure_maps(run: PoseRun, overrides: Sequence[str]) -> Arrays:
     """
     images = HeldOut(run, overrides)
     index = images.index
-    assert (index.box_px[:, 2] > 0).all()
     still = images.poses(index)
     view_px_per_px = np.sqrt(np.abs(np.linalg.det(still.source_to_view_px[:, :, :2])))  # (N,)
 
@@ -162,24 +153,16 @@ def measure_maps(run: PoseRun, overrides: Sequence[str]) -> Arrays:
         same = moved.samples == still.samples  # a bad file may have had two substitutes
         return float(distance_px[same].mean()) * SIDE_PX / images.config.geometry.side_px
 
-    places = [(0.0, 0.0, angle) for angle in ANGLES_DEG] + [(x, y, 0.0) for y in SHIFTS_PX for x in SHIFTS_PX]
-    errors_px = []
-    with progress_bar("equivariance") as progress:
-        for place in places:
-            errors_px.append(error_px(*place))
-            progress(len(errors_px), len(places))
-    rotation_error_px, shift_error_px = np.split(np.array(errors_px), [len(ANGLES_DEG)])
-    found = {
+    centre_px, side_px = np.split(index.box_px[:, None], [2], axis=2)
+    radii_frac = np.linalg.norm((mean_keypoints_px(images.labels, index.box_px) - centre_px) / side_px, axis=2)
+    chords_px = 2 * np.mean(radii_frac) * SIDE_PX * np.sin(np.radians(np.abs(ANGLES_DEG)) / 2)
+    return {
         "rotation_deg": ANGLES_DEG,
-        "rotation_error_px": rotation_error_px,
+        "rotation_error_px": np.array([error_px(0, 0, angle) for angle in ANGLES_DEG]),
         "shift_px": SHIFTS_PX,
-        "shift_error_px": shift_error_px.reshape(len(SHIFTS_PX), len(SHIFTS_PX)),
+        "shift_error_px": np.array([[error_px(x, y, 0) for x in SHIFTS_PX] for y in SHIFTS_PX]),
+        **({"constant_rotation_error_px": chords_px} if np.isfinite(chords_px).all() else {}),
     }
-    centre_px, side_px = index.box_px[:, None, :2], index.box_px[:, None, 2]
-    distance_px = np.linalg.norm(mean_keypoints_px(images.labels, index.box_px) - centre_px, axis=2) / side_px * SIDE_PX
-    if np.isfinite(distance_px).all():
-        found["constant_rotation_error_px"] = 2 * np.mean(distance_px) * np.sin(np.radians(np.abs(ANGLES_DEG)) / 2)
-    return found
 
 
 def shifted(index: Index, shift_px: tuple[float, float]) -> Index:

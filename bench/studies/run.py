@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,17 +17,14 @@ from filelock import FileLock
 
 from peclr_dali.bench.commands import record_option
 from peclr_dali.bench.rows import append, describe_machine, markdown, read_rows
-from peclr_dali.bench.studies.measure import Row, compare, measure_constants, measured_errors, measured_maps
+from peclr_dali.bench.studies.measure import Row, compare, measure_constants, measured
 from peclr_dali.bench.studies.scales import Dataset
-from peclr_dali.bench.studies.study import SCALES, ScaleName, Studies, Study
+from peclr_dali.bench.studies.study import SCALES, Run, ScaleName, Studies, Study
 from peclr_dali.errors import UserError
 from peclr_dali.synthetic import make_dataset
 from peclr_dali.train.commands.options import SEED
 from peclr_dali.train.distributed.interrupt import Interrupted
-from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.metrics import METRICS, metric_of
-from peclr_dali.train.pretrain import pretrain
-from peclr_dali.train.read_out import fit_read_out
 from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.runs.log import configure_logging, progress_bar
 
@@ -44,38 +40,20 @@ def run_study(study: Study) -> Iterator[Row]:
     # Before hours of training, in case that images are missing.
     for root, keys in {study.measured_on(name).root: study.held_out(name) for name in study.measured}.items():
         yield {"kind": "constant", "on": root, "constants": measure_constants(*keys)}
-    for kind, name, seed in study.runs():
-        yield pretrained(study, name, seed) if kind == "pretrain" else read_out(study, name, seed)
-        if kind == "measured" and study.maps:
-            errors = {key: array.tolist() for key, array in measured_maps(study, seed, name).items()}
-            yield {"kind": "map", "seed": seed, "arm": name, **errors}
+    for name, seed, run in study.runs():
+        run.train()
+        row: Row = {"kind": "arm", "seed": seed, "arm": name, "set": run.keys}
+        if run.command == "pretrain":
+            yield row | {"kind": "pretrain", **_probes(run)}
+            continue
+        row |= {"by": run.command, "on": study.measured_on(name).root, "true_root": run.command == "probe"}
+        errors = {key: metric_of(table) for key, table in measured(study, seed, name).items() if key in METRICS}
+        yield row | errors | {"published": study.measured[name].published}
+        if study.maps:
+            maps = {key: array.tolist() for key, array in measured(study, seed, name, "map").items()}
+            yield {"kind": "map", "seed": seed, "arm": name, **maps}
     for claim in study.compare:
         yield compare(study, claim)
-
-
-def pretrained(study: Study, name: str, seed: int) -> Row:
-    """Pre-train an arm, unless that is done. Its row has the linear probe during the run, in pixels of 224."""
-    config, keys = study.pretraining(name, seed)
-    pretrain(config, "auto")
-    row: Row = {"kind": "pretrain", "seed": seed, "arm": name, "set": keys}
-    if probes := RunFolder(Path(config.run.out), keep=1).read_validations():
-        row["probe_step"] = [probe["step"] for probe in probes]
-        row["probe_epe_px"] = [probe["epe_px_of_224"] for probe in probes]
-        row["probe_constant_epe_px"] = probes[-1].get("constant_epe_px_of_224")
-    return row
-
-
-def read_out(study: Study, name: str, seed: int) -> Row:
-    """Fine-tune or read out an arm, unless that is done or it has no network of its own. Its row has the errors."""
-    arm = study.measured[name]
-    row: Row = {"kind": "arm", "seed": seed, "arm": name, "by": arm.by, "on": study.measured_on(name).root}
-    if arm.network is None:
-        config, row["set"] = study.measurement(name, seed)
-        (finetune if arm.by == "finetune" else fit_read_out)(config, "auto")
-    row |= {"true_root": True} if arm.by == "probe" else {}
-    row |= {"published": dict(arm.published)} if arm.published else {}
-    errors = measured_errors(study, seed, name)
-    return row | {metric: metric_of(table) for metric, table in errors.items() if metric in METRICS}
 
 
 def _render(dataset: Dataset) -> None:
@@ -88,20 +66,14 @@ def _render(dataset: Dataset) -> None:
             make_dataset(root, progress=progress, **options)
 
 
-def commands_of(study: Study) -> Iterator[str]:
-    """Shell commands of a study's runs, each after what it needs."""
-    for kind, name, seed in study.runs():
-        launcher, command, files = ["python"], "pretrain", study.at.pretrain_files
-        if kind == "pretrain":
-            config, keys = study.pretraining(name, seed)
-            if (processes := min(study.at.processes, config.train.batch // config.train.micro_batch)) > 1:
-                launcher = ["torchrun", f"--nproc-per-node={processes}"]
-        elif study.measured[name].network is None:
-            (_, keys), command, files = study.measurement(name, seed), study.measured[name].by, study.at.measured_files
-        else:
-            continue
-        options = [word for file in files for word in ("-c", file)] + [word for key in keys for word in ("--set", key)]
-        yield shlex.join([*launcher, "-m", "peclr_dali", command, *options, "--resume", "auto"])
+def _probes(run: Run) -> Row:
+    """Steps and 2D errors of the linear probe during a pre-training, in pixels of 224."""
+    probes = RunFolder(run.out, keep=1).read_validations()
+    return {
+        "probe_step": [probe["step"] for probe in probes],
+        "probe_epe_px": [probe["epe_px_of_224"] for probe in probes],
+        "probe_constant_epe_px": probes[-1].get("constant_epe_px_of_224") if probes else None,
+    }
 
 
 def tables_of(rows: Sequence[Row]) -> str:
@@ -155,16 +127,23 @@ def main(studies: Studies) -> None:
         scale: ScaleName, only: Sequence[str], arms: Sequence[str], seeds: Sequence[int], overrides: Sequence[str],
         files: Sequence[str], listed: bool, record: Path | None,
     ) -> None:  # fmt: skip
-        for study in studies.get(scale, ()):
-            if study.name in (only or names.choices):
-                at = replace(
-                    study.at,
-                    pretrain=[*study.at.pretrain, *overrides],
-                    measured=[*study.at.measured, *overrides],
-                    pretrain_files=[*study.at.pretrain_files, *files],
-                )
-                chosen = replace(study.only(arms) if arms else study, at=at, seeds=seeds or study.seeds)
-                click.echo("\n".join(commands_of(chosen)) if listed else run_and_record(chosen, record))
+        chosen = [study for study in studies.get(scale, ()) if study.name in (only or names.choices)]
+        known = [name for study in chosen for name in study.measured]
+        if unknown := [name for name in arms if name not in known]:
+            raise UserError(f"there is no arm {unknown[0]!r}; expected one of {', '.join(known)}")
+        for study in chosen:
+            at = replace(
+                study.at,
+                pretrain=[*study.at.pretrain, *overrides],
+                measured=[*study.at.measured, *overrides],
+                pretrain_files=[*study.at.pretrain_files, *files],
+            )
+            one = replace(study.only(arms or known), at=at, seeds=seeds or study.seeds)
+            if listed:
+                lines = [run.shell_command(at.processes) for _, _, run in one.runs()]
+                click.echo("\n".join(dict.fromkeys(lines)))
+            elif one.measured:
+                click.echo(run_and_record(one, record))
 
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as for the other commands (docs/performance.md)
     configure_logging()

@@ -1,17 +1,20 @@
-"""What a study is: the networks that it trains and measures, their configurations, and the claims that it checks."""
+"""What a study is: the networks that it trains and measures, their runs, and the claims that it checks."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from peclr_dali.bench.studies.scales import Dataset, Keys, Scale
-from peclr_dali.errors import UserError
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.finetune import finetune
+from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.read_out import fit_read_out
 
 ScaleName = Literal["small", "paper"]
 SCALES: Final[tuple[ScaleName, ...]] = ("small", "paper")
@@ -41,6 +44,35 @@ class Claim(NamedTuple):
     percent: float | None = None  # the paper's: of the worse arm's error, or of the better arm's AUC
 
 
+class Run(NamedTuple):
+    """A run of one seed: its command, the files and keys of its configuration, and its folder."""
+
+    command: Literal["pretrain", "finetune", "probe"]
+    files: Sequence[str]
+    keys: list[str]
+    out: Path
+
+    @property
+    def config(self) -> Any:
+        """The configuration."""
+        kind = Config if self.command == "pretrain" else FinetuneConfig
+        return load_config(kind, [Path(file) for file in self.files], self.keys)
+
+    def train(self) -> None:
+        """Do the run, or the rest of it, unless it is finished."""
+        functions: dict[str, Any] = {"pretrain": pretrain, "finetune": finetune, "probe": fit_read_out}
+        functions[self.command](self.config, "auto")
+
+    def shell_command(self, processes: int) -> str:
+        """A command that does the same; with several processes, if it is a pre-training whose batch allows it."""
+        launcher, train = ["python"], self.config.train
+        if self.command == "pretrain" and (most := min(processes, train.batch // train.micro_batch)) > 1:
+            launcher = ["torchrun", f"--nproc-per-node={most}"]
+        options = [("-c", file) for file in self.files] + [("--set", key) for key in self.keys]
+        words = [word for option in options for word in option]
+        return shlex.join([*launcher, "-m", "peclr_dali", self.command, *words, "--resume", "auto"])
+
+
 @dataclass(frozen=True)
 class Study:
     """Networks trained in several ways with several seeds, and compared in pairs."""
@@ -56,37 +88,44 @@ class Study:
     pretrain_seeds: int | None = None  # seed s starts from the pre-training of s modulo this number; None: of s
 
     def only(self, names: Collection[str]) -> Study:
-        """The study with these measured arms, and those whose networks they measure. An unknown one is a UserError."""
-        if unknown := [name for name in names if name not in self.measured]:
-            raise UserError(f"{self.name} has no arm {unknown[0]!r}; expected one of {', '.join(self.measured)}")
-        kept = {*names, *(self.measured[name].network for name in names)}
+        """The study with these measured arms, if it has them, and those whose networks they measure."""
+        kept = {*names, *(arm.network for name, arm in self.measured.items() if name in names)}
         return replace(
             self,
             measured={name: arm for name, arm in self.measured.items() if name in kept},
             compare=[claim for claim in self.compare if {claim.better, claim.than} <= kept],
         )
 
-    def runs(self) -> Iterator[tuple[Literal["pretrain", "measured"], str, int]]:
-        """Kind, arm and seed of everything to run, seed by seed, each after what it starts from."""
-        starts, begun = {arm.start for arm in self.measured.values()}, set[int]()
-        for seed in self.seeds:
-            if (start_seed := self.start_seed(seed)) not in begun:
-                yield from (("pretrain", name, start_seed) for name in self.pretrain if name in starts)
-            begun.add(start_seed)
-            yield from (("measured", name, seed) for name in self.measured)
-
     def start_seed(self, seed: int) -> int:
         """Seed of the pre-training from which the networks of a seed start."""
         return seed if self.pretrain_seeds is None else seed % self.pretrain_seeds
 
-    def pretrained(self, name: str, seed: int) -> Path:
-        """Folder of the pre-training from which the networks of a seed start."""
-        return self.folder / f"seed_{self.start_seed(seed)}" / f"pretrain_{name}"
+    def pretraining(self, name: str, seed: int) -> Run:
+        """The pre-training from which the networks of a seed start."""
+        start = self.start_seed(seed)
+        out = self.folder / f"seed_{start}" / f"pretrain_{name}"
+        keys = self._keys(self.pretrain[name], self.at.pretrain, start, out)
+        return Run("pretrain", self.at.pretrain_files, keys, out)
 
-    def run_of(self, name: str, seed: int) -> Path:
-        """Folder of the network of a measured arm."""
+    def measurement(self, name: str, seed: int) -> Run:
+        """The fine-tuning or read-out that makes the network of a measured arm."""
         trained = self.measured[name].network or name
-        return self.folder / f"seed_{seed}" / f"{self.measured[trained].by}_{trained}"
+        arm = self.measured[trained]
+        out = self.folder / f"seed_{seed}" / f"{arm.by}_{trained}"
+        keys = self._keys(arm, self.at.measured, seed, out)
+        keys += [] if arm.start is None else [f"encoder.weights={self.pretraining(arm.start, seed).out}"]
+        return Run(arm.by, self.at.measured_files, keys, out)
+
+    def runs(self) -> Iterator[tuple[str, int, Run]]:
+        """Arm, seed and run of everything to do, each after what it starts from."""
+        starts, seen = {arm.start for arm in self.measured.values()}, set[Path]()
+        for seed in self.seeds:
+            for name in self.pretrain:
+                run = self.pretraining(name, seed)
+                if name in starts and run.out not in seen:
+                    yield name, self.start_seed(seed), run
+                seen.add(run.out)
+            yield from ((name, seed, self.measurement(name, seed)) for name in self.measured)
 
     def measured_on(self, name: str) -> Dataset:
         """The dataset on which an arm is measured."""
@@ -97,18 +136,6 @@ class Study:
         """Keys that choose the images on which an arm is measured."""
         data = self.measured_on(name)
         return [f"data.root={data.root}", *data.keys, *data.held_out]
-
-    def pretraining(self, name: str, seed: int) -> tuple[Config, list[str]]:
-        """The configuration of a pre-training, and the keys that it sets over `at.pretrain_files`."""
-        keys = self._keys(self.pretrain[name], self.at.pretrain, seed, self.pretrained(name, seed))
-        return load_config(Config, list(map(Path, self.at.pretrain_files)), keys), keys
-
-    def measurement(self, name: str, seed: int) -> tuple[FinetuneConfig, list[str]]:
-        """The configuration of a fine-tuning or read-out, and the keys that it sets over `at.measured_files`."""
-        arm = self.measured[name]
-        keys = self._keys(arm, self.at.measured, seed, self.run_of(name, seed))
-        keys += [] if arm.start is None else [f"encoder.weights={self.pretrained(arm.start, seed)}"]
-        return load_config(FinetuneConfig, list(map(Path, self.at.measured_files)), keys), keys
 
     def _keys(self, arm: Arm, shared: Keys, seed: int, out: Path) -> list[str]:
         """All keys of a run. Each of several datasets gets the keys of `data` that it would get alone."""

@@ -59,9 +59,7 @@ def compositions(scale: ScaleName) -> Study:
     if scale == "small":
         measured |= {**BESIDE, "simclr_cells": cells("simclr_best"), "peclr_cells": cells("peclr")}
         compare += [Claim("peclr_cells", other) for other in ("simclr_cells", "random_cells", "pixels")]
-    return Study(
-        "compositions", FROZEN[scale], RUNS / "shared" / scale, pretrain=BEST, measured=measured, compare=compare
-    )
+    return Study("compositions", FROZEN[scale], RUNS / "shared" / scale, measured, BEST, compare)
 
 
 STUDIES: Final[Studies] = {scale: [compositions(scale)] for scale in SCALES}

@@ -52,14 +52,14 @@ def test_a_peer_on_a_gpu_hands_over_whole_batches_beyond_an_epoch(peer: Peer, fi
     assert list(itertools.islice(peer.start(files, 2, 5), 6)) == [5] * 6
 
 
-def test_a_line_says_why_a_peer_is_left_out(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_says_why_a_peer_is_left_out(
+    files: Files, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
     with caplog.at_level(logging.INFO):
-        assert not any(peer.on_gpu for peer in offered_peers(CPU, only_jpegs=True).values())
+        assert not any(peer.on_gpu for peer in offered_peers(files, CPU).values())
     assert "left out: DALI, plain, on the GPU, which needs a GPU" in caplog.messages
     assert "left out: OpenCV, tuned + SPDL, since the package spdl is not installed" in caplog.messages
-    offered = offered_peers(torch.device("cuda", 0), only_jpegs=False)
-    assert [name for name, peer in offered.items() if peer.on_gpu] == ["DALI, plain, on the GPU"]
 
 
 @pytest.mark.parametrize("peer", PEERS.values(), ids=lambda peer: peer.function)

@@ -16,8 +16,9 @@ import numpy.typing as npt
 import pytest
 
 from peclr_dali.bench.studies import figure_6, figure_7, measure, other_datasets, run, table_1, tables_2_3
+from peclr_dali.bench.studies import study as study_module
 from peclr_dali.bench.studies.measure import Arrays, Row, compare
-from peclr_dali.bench.studies.run import commands_of, run_and_record
+from peclr_dali.bench.studies.run import run_and_record
 from peclr_dali.bench.studies.scales import Dataset, Scale
 from peclr_dali.bench.studies.study import Arm, Claim, Study
 from peclr_dali.cli import main
@@ -43,8 +44,8 @@ HANDS = 50
 @EACH
 def test_the_commands_of_a_study_are_accepted_in_an_order_in_which_each_finds_its_run(study: Study) -> None:
     made = set[str]()
-    for line in commands_of(replace(study, seeds=[0])):
-        launcher, *words = shlex.split(line)
+    for _, _, one in replace(study, seeds=[0]).runs():
+        launcher, *words = shlex.split(one.shell_command(study.at.processes))
         processes = int(words.pop(0).removeprefix("--nproc-per-node=")) if launcher == "torchrun" else 1
         assert words[:2] == ["-m", "peclr_dali"]
         given = main.commands[words[2]].make_context(words[2], words[3:]).params
@@ -53,17 +54,15 @@ def test_the_commands_of_a_study_are_accepted_in_an_order_in_which_each_finds_it
         for rank in range(processes):
             micro_batch_share(config.train.batch, config.train.micro_batch, rank, processes)
         assert given["resume"] == "auto"
-        assert config.run.out not in made
+        assert config == one.config
         assert config.encoder.weights in {"random", "imagenet", *made}
         made.add(config.run.out)
-    assert {str(study.run_of(name, 0)) for name in study.measured} <= made
 
 
 @EACH
 def test_no_two_arms_are_the_same_and_each_claim_compares_two_on_the_same_images(study: Study) -> None:
-    trained: list[Config | FinetuneConfig] = [study.pretraining(name, 0)[0] for name in study.pretrain]
-    trained += [study.measurement(name, 0)[0] for name, arm in study.measured.items() if arm.network is None]
-    texts = [repr(config).replace(repr(config.run.out), "") for config in trained]
+    runs = {one.out: one.config for _, _, one in replace(study, seeds=[0]).runs()}
+    texts = [repr(config).replace(repr(config.run.out), "") for config in runs.values()]
     assert len(set(texts)) == len(texts)
     for claim in study.compare:
         assert claim.better != claim.than
@@ -74,12 +73,10 @@ def test_no_two_arms_are_the_same_and_each_claim_compares_two_on_the_same_images
 
 def test_arms_of_the_same_name_in_the_same_folder_are_the_same() -> None:
     """Their runs are shared by the studies."""
-    found: dict[str, str] = {}
+    found: dict[Path, str] = {}
     for study in STUDIES:
-        trained: list[Config | FinetuneConfig] = [study.pretraining(name, 0)[0] for name in study.pretrain]
-        trained += [study.measurement(name, 0)[0] for name, arm in study.measured.items() if arm.network is None]
-        for config in trained:
-            assert found.setdefault(config.run.out, repr(config)) == repr(config)
+        for _, _, one in replace(study, seeds=[0]).runs():
+            assert found.setdefault(one.out, repr(one)) == repr(one)
 
 
 def test_pretraining_on_two_sources_sees_each_as_pretraining_on_one_does() -> None:
@@ -87,9 +84,9 @@ def test_pretraining_on_two_sources_sees_each_as_pretraining_on_one_does() -> No
     for study in STUDIES:
         for name, arm in study.pretrain.items():
             if len(arm.data) > 1:
-                for dataset, source in zip(arm.data, each_source(study.pretraining(name, 0)[0].data), strict=True):
+                for dataset, source in zip(arm.data, each_source(study.pretraining(name, 0).config.data), strict=True):
                     alone = replace(study, pretrain={name: replace(arm, data=(dataset,))})
-                    assert [source] == list(each_source(alone.pretraining(name, 0)[0].data))
+                    assert [source] == list(each_source(alone.pretraining(name, 0).config.data))
                     mixed += 1
     assert mixed > 4
 
@@ -97,7 +94,8 @@ def test_pretraining_on_two_sources_sees_each_as_pretraining_on_one_does() -> No
 def test_some_arms_run_with_what_they_start_from_and_no_others() -> None:
     some = figure_7.few_labels().only(["scratch_010", "peclr_010", "peclr_100"])
     assert list(some.measured) == ["scratch_010", "peclr_010", "peclr_100"]
-    assert [run for run in replace(some, seeds=(0, 3)).runs() if run[0] == "pretrain"] == [("pretrain", "peclr", 0)]
+    pretrained = [one for one in replace(some, seeds=(0, 3)).runs() if one[2].command == "pretrain"]
+    assert [(name, seed) for name, seed, _ in pretrained] == [("peclr", 0)]
     assert some.compare == [Claim("peclr_010", "scratch_010")]
     other = tables_2_3.cross_domain("small").only(["rn152_on_second"])
     assert list(other.measured) == ["rn152_224", "rn152_on_second"]
@@ -140,7 +138,7 @@ def errors_of(network: Path, overrides: list[str], *, true_root: bool = False) -
 def training(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of training, a network of a line is written; errors are made up."""
     for name in ("pretrain", "finetune"):
-        monkeypatch.setattr(run, name, lambda config, resume: write_network(Path(config.run.out), "first"))
+        monkeypatch.setattr(study_module, name, lambda config, resume: write_network(Path(config.run.out), "first"))
     monkeypatch.setattr(measure, "measure_errors", errors_of)
     monkeypatch.setattr(measure, "load_pose_run", lambda path: path)
     for module in (run, measure):
@@ -178,17 +176,17 @@ def test_a_network_that_was_trained_again_is_measured_again(tmp_path: Path, monk
     study, load = study_of(tmp_path, (0,)), Mock(side_effect=lambda path: path)
     monkeypatch.setattr(measure, "load_pose_run", load)
     for network in ("first", "second"):
-        write_network(study.run_of("ours", 0), network)
+        write_network(study.measurement("ours", 0).out, network)
         load.reset_mock()
         for _ in range(2):
-            measure.measured_errors(study, 0, "ours")
+            measure.measured(study, 0, "ours")
         load.assert_called_once()
 
 
 @pytest.mark.usefixtures("training")
 def test_one_seed_supports_no_claim(tmp_path: Path) -> None:
     record = tmp_path / "rows.jsonl"
-    assert "| -inf to +inf |" in run_and_record(study_of(tmp_path, (0,)), record)
+    assert "| -inf to +inf " in run_and_record(study_of(tmp_path, (0,)), record)
     assert '"comparison"' not in record.read_text()
 
 
@@ -205,7 +203,7 @@ def compared(
 
     study = study_of(Path("data"), range(len(ours)), pretrain_seeds)
     with (
-        patch.object(measure, "measured_errors", measured),
+        patch.object(measure, "measured", measured),
         patch.object(measure, "measure_constants", return_value={}),
     ):
         return compare(study, study.compare[0])
@@ -320,7 +318,7 @@ def test_the_command_lists_its_runs_and_names_mistakes(
     assert "--set run.seed=3" in finetuning
     assert pretraining.count("--set run.keep=2") == finetuning.count("--set run.keep=2") == 1
     for wrong, message in (
-        (["--arm", "two"], "few_labels has no arm 'two'"),
+        (["--arm", "two"], "there is no arm 'two'; expected one of scratch_005, "),
         (["--arm", "scratch_010", "--set", "optim.rate=1", "--list"], "unknown key optim.rate"),
         (["--seeds", "1,x"], "'x' is not a valid integer"),
         (["--record", "/dev/null"], "--record /dev/null: "),
