@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from peclr_dali.bench import tables
-from peclr_dali.bench.tables import PAGES, RESULTS, TABLES, filled
-
-DOCS = sorted((RESULTS.parents[1] / "docs").glob("*.md"))
+from peclr_dali.bench.tables import PAGES, TABLES, filled
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -20,19 +18,11 @@ def test_the_pages_hold_what_the_rows_say(page: Path) -> None:
     assert filled(text) == text, "run 'python -m peclr_dali.bench.tables'"
 
 
-def test_every_table_stands_on_a_page_that_is_filled() -> None:
-    text = "".join(page.read_text() for page in PAGES)
-    assert [name for name in TABLES if f"<!-- rows: {name} -->" not in text] == []
-    assert [page.name for page in DOCS if page not in PAGES and "<!-- rows: " in page.read_text()] == []
-
-
 def test_the_newest_row_of_small_sources_on_a_cpu_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def row(images_per_s: float, gpu: str = "none", **more: str) -> dict[str, Any]:
+    def row(rate: float, gpu: str = "none", **more: str) -> dict[str, Any]:
         part = {"interval": [1, 2], "cpu_ms_per_image": 1, "cores_busy": 1.9, "ours_is": [1, 1, 1]}
         machine = {"cpu": "CPU", "gpu": gpu, "cores": 2, "date": "2030-01-01", "commit": "abc"}
-        loaders = [
-            {"name": name, "images_per_s": rate, **part} for name, rate in (("this loader", images_per_s), ("A", 5))
-        ]
+        loaders = [{"name": name, "images_per_s": rate, **part} for name in ("this loader", "A")]
         return {"machine": machine, "loaders": loaders, "stages": [], **more}
 
     rows = [row(111), row(222), row(333, sources="large"), row(444, "Card")]
@@ -42,13 +32,9 @@ def test_the_newest_row_of_small_sources_on_a_cpu_counts(tmp_path: Path, monkeyp
     made = filled(page.format(""))
     head = "before\n<!-- rows: loaders -->\n\n`loader.jsonl`, row 2: 2 cores of an CPU, no GPU, 2030-01-01"
     assert made.startswith(head)
-    assert "| this loader | 222 (1 to 2)    | 1.000        | 1.90       | 1.00 x (1.00 to 1.00) |\n" in made
+    assert "| this loader | 222 (1 to 2)    | 1.000        | 1.90       | 1.00 x (1.00 to 1.00) |\n| A " in made
     assert made.endswith("|\n\n<!-- end rows -->\nafter\n")
-    assert filled(made) == made
-    assert "| A " in made
     assert "| A " not in filled(page.format("-in-short"))
-    with pytest.raises(KeyError, match="-nothing"):
-        filled(page.format("-nothing"))
 
 
 def test_training_on_cards_is_a_table_of_their_newest_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +49,7 @@ def test_training_on_cards_is_a_table_of_their_newest_rows(tmp_path: Path, monke
 
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     file = tmp_path / "train.jsonl"
-    file.write_text(json.dumps({"machine": machine, "precisions": []}) + "\n" + json.dumps(row(9, card="none")) + "\n")
+    file.write_text(f"{json.dumps(row(9, card='none'))}\n")
     assert TABLES["gpu"]() == "No row of `bench-train` on a GPU yet."
     file.write_text("".join(f"{json.dumps(one)}\n" for one in (row(1), row(2, "dali"), row(3))))
     head, _, _, _, *lines = TABLES["gpu"]().splitlines()
