@@ -34,12 +34,7 @@ def compare_loaders(
 ) -> dict[str, Any]:
     """Measure our loader as configured, its parts, and every peer that can run here, in rounds.
 
-    Args:
-        config: what configures our loader.
-        index: the configured images, a batch of them or more.
-        batch: images in a batch.
-        peers: whether to measure other loaders too.
-        device: device of our loader's batches; peers on a GPU use the current one.
+    The index has a batch of images or more. Peers on a GPU use the current one, whatever our loader's device is.
 
     Returns:
         A row of bench/results/. "loaders" begins with ours; "stages" are its parts, each alone.

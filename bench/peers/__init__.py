@@ -24,21 +24,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Peer:
-    """Another loader.
+    """Another loader. The first part of each of its batches has one item for each image."""
 
-    Attributes:
-        function: "module:function" in this package: (files, threads, images in a batch) -> batches without end; with
-            `in_workers`: (files, samples) -> a batch. The first part of a batch has one item for each image.
-        in_workers: the function is called by worker processes of torch's DataLoader.
-        package: what it needs beyond this project's own packages.
-        on_gpu: it needs a GPU.
-        jpeg_only: it reads nothing but JPEGs.
-    """
-
-    function: str
-    in_workers: bool = False
-    package: str | None = None
-    on_gpu: bool = False
+    function: str  # "module:function" here: (files, threads, images in a batch) -> batches without end
+    in_workers: bool = False  # or (files, samples) -> a batch, for worker processes of torch's DataLoader
+    package: str | None = None  # beyond this project's own packages
+    on_gpu: bool = False  # it needs a GPU
     jpeg_only: bool = False
 
     def start(self, files: Files, threads: int, batch: int) -> Generator[int]:

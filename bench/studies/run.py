@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import numpy as np
@@ -19,7 +19,7 @@ from peclr_dali.bench.commands import record_option
 from peclr_dali.bench.rows import append, describe_machine, markdown, read_rows
 from peclr_dali.bench.studies.measure import Row, compare, measure_constants, measured
 from peclr_dali.bench.studies.scales import Dataset
-from peclr_dali.bench.studies.study import SCALES, Run, ScaleName, Studies, Study
+from peclr_dali.bench.studies.study import SCALES, ScaleName, Studies, Study
 from peclr_dali.errors import UserError
 from peclr_dali.synthetic import make_dataset
 from peclr_dali.train.commands.options import SEED
@@ -44,7 +44,12 @@ def run_study(study: Study) -> Iterator[Row]:
         run.train()
         row: Row = {"kind": "arm", "seed": seed, "arm": name, "set": run.keys}
         if run.command == "pretrain":
-            yield row | {"kind": "pretrain", **_probes(run)}
+            row["kind"] = "pretrain"
+            if probes := RunFolder(run.out, keep=1).read_validations():  # the linear probe, in pixels of 224
+                row["probe_step"] = [probe["step"] for probe in probes]
+                row["probe_epe_px"] = [probe["epe_px_of_224"] for probe in probes]
+                row["probe_constant_epe_px"] = probes[-1].get("constant_epe_px_of_224")
+            yield row
             continue
         row |= {"by": run.command, "on": study.measured_on(name).root, "true_root": run.command == "probe"}
         errors = {key: metric_of(table) for key, table in measured(study, seed, name).items() if key in METRICS}
@@ -64,16 +69,6 @@ def _render(dataset: Dataset) -> None:
         root.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{root}.lock"), progress_bar(f"rendering {root}") as progress:
             make_dataset(root, progress=progress, **options)
-
-
-def _probes(run: Run) -> Row:
-    """Steps and 2D errors of the linear probe during a pre-training, in pixels of 224."""
-    probes = RunFolder(run.out, keep=1).read_validations()
-    return {
-        "probe_step": [probe["step"] for probe in probes],
-        "probe_epe_px": [probe["epe_px_of_224"] for probe in probes],
-        "probe_constant_epe_px": probes[-1].get("constant_epe_px_of_224") if probes else None,
-    }
 
 
 def tables_of(rows: Sequence[Row]) -> str:
@@ -108,6 +103,9 @@ def tables_of(rows: Sequence[Row]) -> str:
     ]  # fmt: skip
     heads = ["", "metric", "mean", "95 % interval", "better by", "published, %", "better than constants"]
     return f"{tables}\n{markdown(heads, compared)}" if compared else tables
+
+
+_SCALE: Final = "small: rendered hands and minutes on a CPU for each run; paper: the paper's datasets and settings."
 
 
 def main(studies: Studies) -> None:
@@ -155,9 +153,6 @@ def main(studies: Studies) -> None:
     except Interrupted as stop:
         click.echo(f"{stop.where}; continue by running this command again", err=True)
         sys.exit(stop.exit_code)
-
-
-_SCALE = "small: rendered hands and minutes on a CPU for each run; paper: the datasets and settings of the paper."
 
 
 def _numbers(context: click.Context, option: click.Parameter, text: str | None) -> list[int]:
