@@ -37,7 +37,7 @@ def loaders(row: Row, names: Collection[str] = ()) -> str:
 def training_figures(row: Row) -> dict[str, str]:
     """Names and values of a row of `bench-train`; intervals of 95 %."""
     with_loader, in_memory = (
-        "{:.0f} ({:.0f} to {:.0f})".format(row[way]["images_per_s"], *row[way]["interval"])
+        "{:.1f} ({:.1f} to {:.1f})".format(row[way]["images_per_s"], *row[way]["interval"])
         for way in ("with_loader", "in_memory")
     )
     return {

@@ -55,7 +55,7 @@ def test_training_on_cards_is_a_table_of_their_newest_rows(tmp_path: Path, monke
     head, _, _, _, *lines = TABLES["gpu"]().splitlines()
     assert head.startswith("`train.jsonl`, row 3: 16 cores of an CPU, Card, 2030-01-01")
     assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines] == [
-        ["Card", "peclr_rn50 h100", "gpu", views, f"{rate} (1 to 9)", f"{2 * rate} (1 to 9)", "0.4%", "1.7", "0 of 16",
-         "900", "1000"]
+        ["Card", "peclr_rn50 h100", "gpu", views, f"{rate}.0 (1.0 to 9.0)", f"{2 * rate}.0 (1.0 to 9.0)",
+         "0.4%", "1.7", "0 of 16", "900", "1000"]
         for rate, views in ((3, "gpu"), (2, "dali"))
     ]  # fmt: skip
