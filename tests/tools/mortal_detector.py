@@ -16,8 +16,8 @@ def never_starts(confidence: float, hands: int) -> None:
     os._exit(1)
 
 
-def rows_of(file: tuple[str, str]) -> list[list[str]]:
+def rows_of(root: str, name: str) -> list[list[str]]:
     """The row of an image; "ends" in its name ends the process."""
-    if "ends" in file[1]:
+    if "ends" in name:
         os._exit(1)
-    return [row_without_hand(file[1], "none")]
+    return [row_without_hand(name, "none")]
