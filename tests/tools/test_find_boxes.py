@@ -23,7 +23,6 @@ from peclr_dali.pipelines.sources.boxes import read_boxes
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.skeleton import HAND
 from peclr_dali.synthetic.dataset import make_dataset
-from peclr_dali.train.pose.predict import read_picture
 from tests.conftest import Record
 from tests.tools import mortal_detector
 from tools import find_boxes
@@ -147,7 +146,7 @@ def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path
     for file in files[40:60]:  # left hands, in another folder
         left = root / "left" / f"{file.stem}.png"
         left.parent.mkdir(exist_ok=True)
-        cv2.imwrite(str(left), np.ascontiguousarray(read_picture(file)[:, ::-1, ::-1]))
+        cv2.imwrite(str(left), np.fliplr(cv2.imread(str(file))))
     (root / "bad.jpg").write_bytes(b"not an image")
     done = subprocess.run([UV, "run", TOOL, root, out], capture_output=True, text=True, check=True)
     assert "1 unreadable" in done.stdout
