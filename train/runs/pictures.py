@@ -126,13 +126,12 @@ def read_picture(path: Path) -> Image | None:
 
 
 def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:
-    """Read the pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote; OSError if it is not such a
-    sheet."""
+    """Read the pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote. Another file is a `UserError`."""
     sheet = read_picture(path)
-    if sheet is None:
-        raise OSError(f"{path} could not be read")
-    if (sheet.shape[0] - _GAP_PX) % (height + _GAP_PX) or (sheet.shape[1] - _GAP_PX) % (width + _GAP_PX):
-        raise OSError(f"{path} holds no pictures of {width} x {height} pixels")
+    if sheet is None or any(
+        (length - _GAP_PX) % (cell + _GAP_PX) for length, cell in zip(sheet.shape, (height, width), strict=False)
+    ):
+        raise UserError(f"{path} holds no pictures of {width} x {height} pixels. Run the command that wrote it again")
     return [cell for cell in _cells(sheet, height, width) if not (cell == 255).all()]
 
 
