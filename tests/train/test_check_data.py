@@ -21,7 +21,7 @@ from peclr_dali.train.data.check_data import DOES_NOT_DECODE, ENDS_THE_DECODER, 
 from tests.pipelines.harness import jpeg, smooth_image
 from tests.pipelines.test_loader import UNDECODABLE
 from tests.train import tiny_run
-from tests.train.mortal_decoder import ABORT, COSTLY, EXIT, HANG, KILL, MortalDecoder, never_starts
+from tests.train.mortal_decoder import ABORT, COSTLY, EXIT, HANG, KILL, mortal_decode, never_starts
 
 
 def check(root: Path, out: Path, batch: int | None = None, **decoder: Any) -> dict[str, str]:
@@ -92,7 +92,7 @@ def test_files_that_end_the_decoder_are_named_and_the_check_goes_on(
         (root / f"{number:02}.jpg").write_bytes(good + ends.get(number, b"fine").rjust(8, b"\0"))
     (root / "05.jpg").write_bytes(UNDECODABLE)
     (root / "12.jpg").write_bytes(b"")
-    found = check(root, tmp_path / "bad.jsonl", batch=24, make_decoder=MortalDecoder, limit_s=5)
+    found = check(root, tmp_path / "bad.jsonl", batch=24, decode=mortal_decode, limit_s=5)
     assert found == {
         "03.jpg": ENDS_THE_DECODER, "05.jpg": DOES_NOT_DECODE, "09.jpg": ENDS_THE_DECODER, "12.jpg": "empty file",
         "13.jpg": ENDS_THE_DECODER, "14.jpg": ENDS_THE_DECODER,
@@ -103,7 +103,7 @@ def test_files_that_end_the_decoder_are_named_and_the_check_goes_on(
 def test_a_decoder_that_does_not_start_is_one_line(images: Path, tmp_path: Path) -> None:
     """And no file is called bad for it."""
     with pytest.raises(UserError, match="The decoder's process does not start"):
-        check(images, tmp_path / "bad.jsonl", make_decoder=never_starts)
+        check(images, tmp_path / "bad.jsonl", decode=never_starts)
     assert not (tmp_path / "bad.jsonl").exists()
 
 

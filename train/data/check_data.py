@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -37,29 +37,26 @@ ENDS_THE_DECODER: Final = "ends the decoder's process, or keeps it busy for minu
 LIMIT_S: Final = 60
 """Seconds for a chunk, plus one for each image; a process that takes longer is ended."""
 
-Decoder = Callable[[Sequence[ImageFile]], Sequence[bool]]
-"""N files -> N times whether it decodes."""
-
-_decoder: Decoder
-"""The decoder of this process."""
+Decode = Callable[[Settings, Sequence[ImageFile]], Sequence[bool]]
+"""Settings of the decoder and N files -> N times whether it decodes."""
 
 
-class DaliDecoder:
-    """Decodes whole images as the data path does."""
+@cache
+def _decoders(settings: Settings) -> tuple[FileDecoder, FileDecoder]:
+    whole = replace(settings, regions=False)
+    return FileDecoder(whole), FileDecoder(replace(whole, chunk_size=1))
 
-    def __init__(self, settings: Settings) -> None:
-        whole = replace(settings, regions=False)
-        self._many, self._one = FileDecoder(whole), FileDecoder(replace(whole, chunk_size=1))
 
-    def __call__(self, files: Sequence[ImageFile]) -> list[bool]:
-        """For each of at most `settings.chunk_size` files, whether it decodes.
+def decode(settings: Settings, files: Sequence[ImageFile]) -> list[bool]:
+    """For each of at most `settings.chunk_size` files, whether it decodes, whole, as in the data path.
 
-        Raises:
-            UserError: one does not, and the machine is at fault, as without memory.
-        """
-        if self._many.error(chunk_of(files)) is None:
-            return [True] * len(files)
-        return [self._one.decodes(chunk_of([file])) for file in files]
+    Raises:
+        UserError: one does not, and the machine is at fault, as without memory.
+    """
+    many, one = _decoders(settings)
+    if not files or many.error(chunk_of(files)) is None:
+        return [True] * len(files)
+    return [one.decodes(chunk_of([file])) for file in files]
 
 
 def check_data(
@@ -69,7 +66,7 @@ def check_data(
     *,
     device: torch.device,
     progress: Callable[[int, int], None],
-    make_decoder: Callable[[Settings], Decoder] = DaliDecoder,
+    decode: Decode = decode,
     limit_s: int = LIMIT_S,
 ) -> dict[str, str]:
     """Decode every image of an index, whole, with the decoder that a run uses. Write the list of the bad ones.
@@ -78,7 +75,7 @@ def check_data(
 
     Args:
         progress: called with (images done, images in all).
-        make_decoder: makes the decoder, in its process; it has to be importable.
+        decode: runs in a process of its own, so it has to be importable.
         limit_s: see `LIMIT_S`.
 
     Returns:
@@ -101,7 +98,7 @@ def check_data(
         except BadImage as error:
             return str(error)
 
-    with ThreadPoolExecutor(settings.threads) as pool, DecoderProcess(make_decoder, settings, limit_s) as process:
+    with ThreadPoolExecutor(settings.threads) as pool, DecoderProcess(partial(decode, settings), limit_s) as process:
         for chunk in (paths[first : first + size] for first in range(0, len(paths), size)):
             files = dict(zip(chunk, pool.map(read, chunk), strict=True))
             bad = process.faults({path: file for path, file in files.items() if isinstance(file, ImageFile)})
@@ -120,8 +117,8 @@ class DecoderProcess:
         UserError: it does not start.
     """
 
-    def __init__(self, make_decoder: Callable[[Settings], Decoder], settings: Settings, limit_s: int) -> None:
-        self._limit_s, self._start = limit_s, partial(_start, make_decoder, settings)
+    def __init__(self, decode: Callable[[Sequence[ImageFile]], Sequence[bool]], limit_s: int) -> None:
+        self._decode, self._limit_s = decode, limit_s
         self._pool = self._started()
 
     def __enter__(self) -> DecoderProcess:
@@ -136,7 +133,7 @@ class DecoderProcess:
             return {}
         paths = list(files)
         try:
-            good = self._pool.submit(_decode, list(files.values()), self._limit_s).result()
+            good = self._pool.submit(_in_time, self._decode, list(files.values()), self._limit_s).result()
             return {path: DOES_NOT_DECODE for path, decodes in zip(paths, good, strict=True) if not decodes}
         except BrokenProcessPool:
             self._pool = self._started()
@@ -150,25 +147,25 @@ class DecoderProcess:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])
         try:
-            pool = ProcessPoolExecutor(1, context, self._start)
-            pool.submit(os.getpid).result()
+            pool = ProcessPoolExecutor(1, context, _start)
+            pool.submit(self._decode, []).result()
         except (BrokenProcessPool, EOFError, OSError) as error:
             raise UserError(f"The decoder's process does not start ({error}). Is memory short?") from error
         return pool
 
 
-def _start(make_decoder: Callable[[Settings], Decoder], settings: Settings) -> None:
+def _start() -> None:
     """Prepare the decoder's process."""
-    global _decoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _decoder = make_decoder(settings)
     # Messages that the decoders' libraries print about odd files are dropped: the list has the bad files.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _decode(files: Sequence[ImageFile], limit_s: int) -> Sequence[bool]:
+def _in_time(
+    decode: Callable[[Sequence[ImageFile]], Sequence[bool]], files: Sequence[ImageFile], limit_s: int
+) -> Sequence[bool]:
     signal.alarm(limit_s + len(files))  # ends the process, whatever holds it
-    good = _decoder(files)
+    good = decode(files)
     signal.alarm(0)
     return good
