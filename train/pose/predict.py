@@ -85,7 +85,7 @@ def predict(
     Raises:
         UserError: an argument cannot be used, or no picture can be read.
     """
-    hands = _pictures(images, box_px, out) if boxes is None else _boxed_pictures(images, boxes, out)
+    hands = _hands(images, box_px, boxes, out)
     check_boxes(hands)
     there = [file.name for file in out.iterdir()] if out.is_dir() else []
     require_results_of("predict", out, [FILE, *there], lambda found: {"checkpoint", "predictions"} <= found.keys())
@@ -101,12 +101,14 @@ def predict(
             for first in range(0, len(files), _AT_ONCE):
                 group = files[first : first + _AT_ONCE]
                 read = dict(zip(group, pool.map(_usable_picture, group), strict=True))
-                pictures = [picture for file, picture in read.items() if picture is not None for _ in rows_of[file]]
-                rows = [row for file, picture in read.items() if picture is not None for row in rows_of[file]]
-                if rows:
+                done.unreadable.extend(file for file, picture in read.items() if picture is None)
+                shown = [
+                    (row, picture) for file, picture in read.items() if picture is not None for row in rows_of[file]
+                ]
+                if shown:
+                    rows, pictures = zip(*shown, strict=True)
                     found = _predicted(loaded, pool, hands.select(np.array(rows)), pictures, camera, scale_m)
                     _save(out, done, found, drawings)
-                done.unreadable.extend(file for file, picture in read.items() if picture is None)
                 if progress is not None:
                     progress(first + len(group), len(files))
     finally:  # also of a call that is stopped
@@ -117,45 +119,32 @@ def predict(
     return done
 
 
-def _pictures(images: Sequence[str], box_px: Box | None, out: Path) -> Index:
-    """The pictures in the order given, each once: whole, or a single one with a box."""
+def _hands(images: Sequence[str], box_px: Box | None, boxes: Path | None, out: Path) -> Index:
+    """The hands of a file of boxes; or the pictures in the order given, each once, whole or a single one with a box."""
+    if missing := [word for word in images if not word or not Path(word).exists()]:
+        raise UserError(f"{missing[0]!r}: no picture and no folder of pictures. Check the path")
+    paths = [Path(word).absolute() for word in images]
+    for folder in filter(Path.is_dir, paths):
+        if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(folder)):
+            raise UserError(
+                f"{out} is within {folder}: its drawings would be read as pictures: name another with --out"
+            )
+    if boxes is not None:
+        if len(paths) != 1 or not paths[0].is_dir():
+            raise UserError(
+                f"--box {boxes}: expected one folder, which its names are relative to; found {list(images)}"
+            )
+        return load_folder(DataConfig("folder", str(paths[0]), box=str(boxes)))
     files: dict[Path, None] = {}
-    for word in images:
-        path = Path(word).absolute()
-        if word and path.is_dir():
-            _refuse_within(path, out)
-            index = load_folder(DataConfig("folder", str(path)))
-            files |= dict.fromkeys(map(index.path, range(len(index))))
-        elif word and path.exists():
-            files[path] = None
-        else:
-            raise UserError(f"{word!r}: no picture and no folder of pictures. Check the path")
+    for path in paths:
+        index = load_folder(DataConfig("folder", str(path))) if path.is_dir() else None
+        files |= dict.fromkeys([path] if index is None else map(index.path, range(len(index))))
     squares = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(files), 1))
     if box_px is not None:
-        if len(files) > 1:
-            raise UserError(
-                f"--box names one place, and there are {len(files)} pictures: predict them one by one, or give a file "
-                "of boxes"
-            )
+        if len(files) != 1:
+            raise UserError(f"--box names one place, and there are {len(files)} pictures: give a file of boxes")
         squares = squares_around(np.array([box_px[:2]]), np.array([box_px[2:]]))
     return Index("pictures", Path("/"), list(map(str, files)), squares)
-
-
-def _boxed_pictures(images: Sequence[str], boxes: Path, out: Path) -> Index:
-    """The hands of a file of boxes, as pre-training takes them."""
-    if len(images) != 1 or not Path(images[0]).is_dir():
-        raise UserError(
-            f"--box {boxes}: expected one folder, which the names in this file are relative to; found "
-            f"{' '.join(images)}"
-        )
-    _refuse_within(Path(images[0]), out)
-    return load_folder(DataConfig("folder", str(Path(images[0]).absolute()), box=str(boxes)))
-
-
-def _refuse_within(folder: Path, out: Path) -> None:
-    """Refuse a folder of results whose drawings the next call would take as pictures."""
-    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(folder)):
-        raise UserError(f"{out} is within {folder}: its drawings would be read as pictures: name another with --out")
 
 
 def _usable_picture(file: Path) -> Image | None:
@@ -199,7 +188,7 @@ def _predicted(
     require_finite(run.path, in_picture)
     keypoints_px = with_wrist(in_picture.numpy(), joints, cameras, run.config.pose)
     edges_px = np.column_stack([box_px[:, :2] - box_px[:, 2:] / 2, box_px[:, :2] + box_px[:, 2:] / 2])
-    found = []
+    found: list[tuple[Prediction, Draw]] = []
     for row in range(count):
         one = Prediction(
             image=hands.path(row),
@@ -239,14 +228,18 @@ def read_intrinsics(file: Path) -> Cameras:
         UserError: the file has no camera matrix.
     """
     try:
-        numbers = as_numbers(parse_json(regular(file).read_bytes()))
+        camera = as_numbers(parse_json(regular(file).read_bytes()))
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected a JSON file with a camera matrix") from error
     except ValueError:
-        numbers = None
-    camera = np.empty(0) if numbers is None else numbers
-    usable = camera.shape == (3, 3) and camera[2].tolist() == [0, 0, 1] and camera[1, 0] == 0
-    if not usable or not (np.abs(camera) < FOCAL_RANGE_PX[1]).all() or camera.diagonal()[:2].min() < FOCAL_RANGE_PX[0]:
+        camera = None
+    if (
+        camera is None
+        or camera.shape != (3, 3)
+        or not (np.abs(camera) < FOCAL_RANGE_PX[1]).all()
+        or [*camera[2], camera[1, 0]] != [0, 0, 1, 0]
+        or camera.diagonal()[:2].min() < FOCAL_RANGE_PX[0]
+    ):
         raise UserError(
             f"{file} holds no camera matrix in pixels: expected a single one for all pictures, [[fx, s, cx], "
             f"[0, fy, cy], [0, 0, 1]], with fx and fy of at least {FOCAL_RANGE_PX[0]:g} pixels"

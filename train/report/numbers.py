@@ -82,10 +82,10 @@ def in_words(found: Measured) -> list[str]:
             sentences.append(f"By {metric.title}, {names[0]} {relation} {names[1]}: {result}.")
         else:
             sentences.append(f"{names[0]} has a {metric.title} of {result}.")
-    for name, result in zip(names, found.results, strict=True):
-        error = result["metrics"].get("pa_epe_cm", {"value": 0.0})["value"]
-        of_constants = result["constants"].items()
-        constants = {errors["pa_epe_cm"]: CONSTANTS[key] for key, errors in of_constants if "pa_epe_cm" in errors}
+    for name, errors in zip(names, found.results, strict=True):
+        error = errors["metrics"].get("pa_epe_cm", {"value": 0.0})["value"]
+        of_constants = errors["constants"].items()
+        constants = {known["pa_epe_cm"]: CONSTANTS[key] for key, known in of_constants if "pa_epe_cm" in known}
         least = min(constants, default=math.inf)
         if error >= least:
             sentences.append(

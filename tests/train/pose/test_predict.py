@@ -209,7 +209,7 @@ def test_a_file_of_boxes_gives_a_prediction_for_each_hand(run: Path, tmp_path: P
     np.testing.assert_allclose(left["keypoints_px"], as_right.keypoints_px * [-1, 1] + [300, 0], atol=0.5)
     assert as_right.joints is not None
     np.testing.assert_allclose(left["joints"], as_right.joints * [-1, 1, 1], atol=0.05)
-    with pytest.raises(UserError, match="expected one folder, which the names in this file are relative to"):
+    with pytest.raises(UserError, match="expected one folder, which its names are relative to"):
         predict(run, words, out, boxes=boxes)
 
 
