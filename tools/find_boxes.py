@@ -36,9 +36,10 @@ import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,9 @@ OTHER_HAND = {"Left": "right", "Right": "left"}
 BORDER = 0.5
 """Border for the second look, as a share of the image's sides. The detector misses hands that fill the image."""
 
-BATCH = 64
-"""Images of each process in a batch. A batch whose process ends is halved."""
-
-_detector: Any = None
-"""The detector of this process."""
+_new_detector: Callable[[], Any]
+_detector: Any
+"""The detector of this process, and a function that makes a new one."""
 
 
 def images_under(root: Path) -> list[str]:
@@ -97,29 +96,30 @@ def row_without_hand(name: str, why: str) -> list[str]:
 
 def start_process(confidence: float, hands: int) -> None:
     """Load the detector of a worker process."""
+    global _new_detector, _detector
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MediaPipe and libjpeg write there
     cv2.setNumThreads(1)
     from mediapipe.python.solutions.hands import Hands
 
-    global _detector
-    _detector = Hands(
-        static_image_mode=True, max_num_hands=hands,
+    _new_detector = partial(
+        Hands, static_image_mode=True, max_num_hands=hands,
         min_detection_confidence=confidence, min_tracking_confidence=confidence,
     )  # fmt: skip
+    _detector = _new_detector()
 
 
-def rows_of(root: str, name: str) -> list[list[str]]:
+def rows_of(root: Path, name: str) -> list[list[str]]:
     """The rows of an image, hands from left to right. Without a hand, it is searched again with a border around it."""
+    global _detector
     try:
-        image = cv2.imdecode(np.fromfile(f"{root}/{name}", np.uint8), cv2.IMREAD_COLOR)  # applies the orientation
+        image = cv2.imdecode(np.fromfile(root / name, np.uint8), cv2.IMREAD_COLOR)  # applies the orientation
+        hands = [] if image is None else find_hands(image, 0) or find_hands(image, BORDER)
     except (OSError, cv2.error):
         image = None
+    except RuntimeError:  # the detector has failed and stays so
+        _detector, image = _new_detector(), None
     if image is None:
         return [row_without_hand(name, "unreadable")]
-    try:
-        hands = find_hands(image, 0) or find_hands(image, BORDER)
-    except RuntimeError:  # MediaPipe's graph has failed and stays so
-        os._exit(1)
     rows = [hand_row(name, hand, landmarks_px) for hand, landmarks_px in hands]
     return sorted(rows, key=lambda row: float(row[1])) or [row_without_hand(name, "none")]
 
@@ -135,37 +135,6 @@ def find_hands(image: np.ndarray, border: float) -> list[tuple[str, np.ndarray]]
         at = np.array([(mark.x, mark.y) for mark in landmarks.landmark])
         hands.append((OTHER_HAND[kind.classification[0].label], at * (size_px + 2 * border_px) - border_px))
     return hands
-
-
-def find_all(root: Path, names: Sequence[str], args: argparse.Namespace) -> Iterator[list[list[str]]]:
-    """The rows of each image, in order, found by several processes.
-
-    When a process ends, its batch is halved until the image that ends it stands alone: that is "unreadable".
-    """
-    size = BATCH * args.jobs
-    batches = [names[first : first + size] for first in range(0, len(names), size)][::-1]
-    pool = processes(args)
-    while batches:
-        batch = batches.pop()
-        try:
-            found = list(pool.map(rows_of, [str(root)] * len(batch), batch, chunksize=4))
-        except BrokenProcessPool:
-            pool = processes(args)
-            if len(batch) == 1:
-                yield [row_without_hand(batch[0], "unreadable")]
-            else:
-                batches += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
-        else:
-            yield from found
-    pool.shutdown()
-
-
-def processes(args: argparse.Namespace) -> ProcessPoolExecutor:
-    """Processes with a detector each. A BrokenProcessPool if they do not start."""
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(args.jobs, context, start_process, (args.confidence, args.hands))
-    pool.submit(os.getpid).result()
-    return pool
 
 
 def main() -> None:
@@ -195,10 +164,13 @@ def main() -> None:
         rows = [line for line in lines if len(line) > 5]
         count, known = Counter(row[5].strip() for row in rows), {row[0].removeprefix("./") for row in rows}
         todo = [name for name in names if name not in known]
-        for found in tqdm(find_all(args.images, todo, args), total=len(todo), unit=" images"):
-            writer.writerows(found)
-            file.flush()
-            count.update(row[5] for row in found)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(args.jobs, context, start_process, (args.confidence, args.hands)) as pool:
+            found = pool.map(rows_of, [args.images] * len(todo), todo, chunksize=4)
+            for of_image in tqdm(found, total=len(todo), unit=" images"):
+                writer.writerows(of_image)
+                file.flush()
+                count.update(row[5] for row in of_image)
     print(f"{args.out}: {', '.join(f'{count[hand]} {hand}' for hand in ('left', 'right', 'none', 'unreadable'))}")
 
 
@@ -208,4 +180,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on")
     except BrokenProcessPool:
-        sys.exit("a process does not start, perhaps for lack of memory; the same command goes on, with fewer --jobs")
+        sys.exit(
+            "a process ended, for lack of memory or because of one of the next images after the last one in OUT.csv; "
+            "the same command goes on, with fewer --jobs or without that image"
+        )

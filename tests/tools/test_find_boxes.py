@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -24,9 +23,8 @@ from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.skeleton import HAND
 from peclr_dali.synthetic.dataset import make_dataset
 from tests.conftest import Record
-from tests.tools import mortal_detector
 from tools import find_boxes
-from tools.find_boxes import COLUMNS, hand_row, row_without_hand
+from tools.find_boxes import COLUMNS, hand_row, row_without_hand, rows_of
 
 TOOL = Path(__file__).parents[2] / "tools" / "find_boxes.py"
 UV = Path(sys.executable).parent / "uv"
@@ -35,10 +33,8 @@ LEFT_PX: Any = np.linspace([1.0, 12], [31.5, 32.5], 21)
 RIGHT_PX: Any = np.linspace([40.0, 12], [60, 22], 21)
 
 
-def found_everywhere(root: Path, names: Sequence[str], args: Any) -> Iterator[list[list[str]]]:
-    """Two hands in each image."""
-    for name in names:
-        yield [hand_row(name, hand, points) for hand, points in (("left", LEFT_PX), ("right", RIGHT_PX))]
+def two_hands(root: Path, name: str) -> list[list[str]]:
+    return [hand_row(name, hand, points) for hand, points in (("left", LEFT_PX), ("right", RIGHT_PX))]
 
 
 @pytest.fixture
@@ -47,7 +43,8 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "a").mkdir()
     for name in ("1.jpg", "2.jpg"):
         (tmp_path / "a" / name).write_bytes(b"")
-    monkeypatch.setattr(find_boxes, "find_all", found_everywhere)
+    monkeypatch.setattr(find_boxes, "rows_of", two_hands)
+    monkeypatch.setattr(find_boxes, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
     monkeypatch.setattr(sys, "argv", ["find_boxes.py", "a", "boxes.csv"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -114,19 +111,28 @@ def test_a_file_of_another_kind_or_a_line_without_its_end_is_refused(text: str, 
     assert (photos / "boxes.csv").read_text() == text
 
 
-def test_an_image_that_ends_its_process_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All others get their rows. If no process starts, that is an error instead."""
-    monkeypatch.setattr(find_boxes, "start_process", mortal_detector.start_process)
-    monkeypatch.setattr(find_boxes, "rows_of", mortal_detector.rows_of)
-    names = ["a", "ends b", *"cdef"]
-    args = argparse.Namespace(jobs=1, confidence=0.5, hands=4)
-    found = [rows[0] for rows in find_boxes.find_all(Path(), names, args)]
-    assert [(row[0], row[5]) for row in found] == [
-        (name, "unreadable" if name == "ends b" else "none") for name in names
-    ]
-    monkeypatch.setattr(find_boxes, "start_process", mortal_detector.never_starts)
-    with pytest.raises(BrokenProcessPool):
-        list(find_boxes.find_all(Path(), ["a"], args))
+def test_an_image_on_which_the_detector_fails_is_unreadable(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is searched by a new detector, twice, since it shows no hand."""
+    cv2.imwrite("a/1.jpg", np.zeros((8, 8, 3), np.uint8))
+
+    class Detector:
+        images = 0
+
+        def process(self, image: np.ndarray) -> Any:
+            self.images += 1
+            if fails:
+                raise RuntimeError
+            return SimpleNamespace(multi_hand_landmarks=None, multi_handedness=None)
+
+    first = Detector()
+    monkeypatch.setattr(find_boxes, "_detector", first, raising=False)
+    monkeypatch.setattr(find_boxes, "_new_detector", Detector, raising=False)
+    fails = True
+    assert rows_of(Path("a"), "1.jpg") == [row_without_hand("1.jpg", "unreadable")]
+    fails = False
+    assert rows_of(Path("a"), "1.jpg") == [row_without_hand("1.jpg", "none")]
+    assert (first.images, find_boxes._detector.images) == (1, 2)
+    assert rows_of(Path("a"), "2.jpg") == [row_without_hand("2.jpg", "unreadable")]
 
 
 def require_detector() -> None:
