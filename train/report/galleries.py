@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import cv2
 
 from peclr_dali.errors import UserError
 from peclr_dali.train.evaluation.report import CAPTION_PX
-from peclr_dali.train.pose.metrics import METRICS
 from peclr_dali.train.pose.pictures import POSE_PX
 from peclr_dali.train.pose.predictions import read_predictions
 from peclr_dali.train.report.contents import Measured, Run
-from peclr_dali.train.report.numbers import as_text
 from peclr_dali.train.runs.pictures import Image, read_picture, read_sheet, shown_side_px
 
 SHOWN: Final = 12
@@ -107,16 +105,8 @@ def largest_errors(found: Measured) -> list[Section]:
     if not sheet.exists():
         return []
     pictures = read_sheet(sheet, height=POSE_PX + CAPTION_PX, width=3 * POSE_PX)[:SHOWN]
-    worst = zip(pictures, found.results[0]["worst"], strict=False)
     text = f"The samples on which “{run.name}” has the largest errors after alignment: {_PARTS}."
-    shown = [jpeg(picture[CAPTION_PX:], _PARTS, _errors_of(pose)) for picture, pose in worst]
-    return [Section("Largest errors", text, shown, skeletons=True)]
-
-
-def _errors_of(pose: Mapping[str, Any]) -> str:
-    shown = [(METRICS[name], pose.get(name)) for name in ("pa_epe_cm", "epe_cm", "epe_px")]
-    words = [f"{metric.title} {as_text(value, metric)} {metric.unit}" for metric, value in shown if value is not None]
-    return " · ".join([Path(pose["file"]).name, *words[:2]])
+    return [Section("Largest errors", text, [jpeg(picture, _PARTS) for picture in pictures], skeletons=True)]
 
 
 def jpeg(picture: Image, alt: str, caption: str = "") -> Picture:

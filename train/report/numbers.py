@@ -98,10 +98,9 @@ def in_words(found: Measured) -> list[str]:
 def facts(found: Measured) -> list[str]:
     """Notes on the data, the alignment and the limits of the numbers."""
     first = found.results[0]
-    left_out = ", ".join(f"{count} {reason}" for reason, count in first["left_out"].items() if count)
+    left_out = "".join(f", {count} left out: {reason}" for reason, count in first["left_out"].items() if count)
     notes = [
-        f"Measured on {first['images']} images of {first['data']}{f', left out: {left_out}' if left_out else ''}. "
-        f"Alignment: {first['alignment']}.",
+        f"Measured on {first['images']} images of {first['data']}{left_out}. Alignment: {first['alignment']}.",
         "Constant predictions do not look at the picture; their constants are fitted to these labels.",
         "Intervals are 95 %, bootstrapped over images. They do not include the variation between training runs: with "
         "other seeds, the result may differ.",

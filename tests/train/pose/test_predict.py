@@ -225,18 +225,6 @@ def test_pictures_come_from_files_and_folders_outside_the_results(run: Path, tmp
         predict(run, [str(files[0])], photos)
 
 
-def test_any_name_of_a_file_is_drawn(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "photos").mkdir()
-    names = [r"$\frac{$.png", "\x1b[31mred.png", "line\nerror: no.png", "手.png"]
-    for name in names:
-        save_hand(tmp_path / "plain.png").rename(tmp_path / "photos" / name)
-    assert run_cli("predict", str(run), str(tmp_path / "photos"), "--out", str(tmp_path / "out")) == 0
-    captured = capsys.readouterr()
-    assert "\x1b" not in captured.out + captured.err
-    assert "\nerror" not in captured.out + captured.err
-    assert len(list((tmp_path / "out").glob("*.jpg"))) == len(names)
-
-
 def test_unreadable_pictures_are_left_out_and_named_at_the_end(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

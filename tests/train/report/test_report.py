@@ -196,9 +196,6 @@ def test_figures_equal_those_in_the_files(folder: Path) -> None:
                 expected.append((column[name]["value"], as_text(column[name]["value"], metric, signed=number == 2)))
     values = [float(attributes["value"] or "nan") for tag, attributes in page.elements if tag == "data"]
     assert list(zip(values, page.words["data"], strict=True)) == expected
-    for hand in content["worst"]:
-        caption = f"{Path(hand['file']).name} · PA-EPE {hand['pa_epe_cm']:.2f} cm · EPE {hand['epe_cm']:.2f} cm"
-        assert caption in page.words["figcaption"]
 
 
 def with_errors(
