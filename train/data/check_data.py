@@ -98,7 +98,8 @@ def check_data(
         except BadImage as error:
             return str(error)
 
-    with ThreadPoolExecutor(settings.threads) as pool, DecoderProcess(partial(decode, settings), limit_s) as process:
+    work = partial(_in_time, decode, settings, limit_s)
+    with ThreadPoolExecutor(settings.threads) as pool, DecoderProcess(work) as process:
         for chunk in (paths[first : first + size] for first in range(0, len(paths), size)):
             files = dict(zip(chunk, pool.map(read, chunk), strict=True))
             bad = process.faults({path: file for path, file in files.items() if isinstance(file, ImageFile)})
@@ -117,9 +118,8 @@ class DecoderProcess:
         UserError: it does not start.
     """
 
-    def __init__(self, decode: Callable[[Sequence[ImageFile]], Sequence[bool]], limit_s: int) -> None:
-        self._decode, self._limit_s = decode, limit_s
-        self._pool = self._started()
+    def __init__(self, work: Callable[[Sequence[ImageFile]], Sequence[bool]]) -> None:
+        self._work, self._pool = work, _started(work)
 
     def __enter__(self) -> DecoderProcess:
         return self
@@ -133,25 +133,26 @@ class DecoderProcess:
             return {}
         paths = list(files)
         try:
-            good = self._pool.submit(_in_time, self._decode, list(files.values()), self._limit_s).result()
+            good = self._pool.submit(self._work, list(files.values())).result()
             return {path: DOES_NOT_DECODE for path, decodes in zip(paths, good, strict=True) if not decodes}
         except BrokenProcessPool:
-            self._pool = self._started()
+            self._pool = _started(self._work)
         if len(files) == 1:
             return {paths[0]: ENDS_THE_DECODER}
         halves = paths[: len(paths) // 2], paths[len(paths) // 2 :]
         first, second = (self.faults({path: files[path] for path in half}) for half in halves)
         return first | second
 
-    def _started(self) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__", __name__])
-        try:
-            pool = ProcessPoolExecutor(1, context, _start)
-            pool.submit(self._decode, []).result()
-        except (BrokenProcessPool, EOFError, OSError) as error:
-            raise UserError(f"The decoder's process does not start ({error}). Is memory short?") from error
-        return pool
+
+def _started(work: Callable[[Sequence[ImageFile]], Sequence[bool]]) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", __name__])
+    try:
+        pool = ProcessPoolExecutor(1, context, _start)
+        pool.submit(work, []).result()
+    except (BrokenProcessPool, EOFError, OSError) as error:
+        raise UserError(f"The decoder's process does not start ({error}). Is memory short?") from error
+    return pool
 
 
 def _start() -> None:
@@ -162,10 +163,8 @@ def _start() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _in_time(
-    decode: Callable[[Sequence[ImageFile]], Sequence[bool]], files: Sequence[ImageFile], limit_s: int
-) -> Sequence[bool]:
-    signal.alarm(limit_s + len(files))  # ends the process, whatever holds it
-    good = decode(files)
+def _in_time(decode: Decode, settings: Settings, limit_s: int, files: Sequence[ImageFile]) -> Sequence[bool]:
+    signal.alarm(limit_s + len(files) if files else 0)  # ends the process, whatever holds it
+    good = decode(settings, files)
     signal.alarm(0)
     return good
