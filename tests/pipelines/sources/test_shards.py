@@ -26,8 +26,8 @@ from peclr_dali.pipelines.sources.shards.load import load_shards
 from peclr_dali.pipelines.sources.shards.pack import Packed, pack
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE
 from tests.command_line import run_cli
-from tests.pipelines.decoder_fuzz import encoded, smooth_picture
 from tests.pipelines.harness import RENDERERS, assert_equal, load
+from tests.pipelines.image_files import encoded, smooth_picture
 from tests.pipelines.sources.bucket import ADDRESS, Bucket
 from tests.pipelines.sources.test_freihand import write_part
 
