@@ -104,10 +104,7 @@ def load_dexter_object(config: DataConfig) -> Index:
         box_px=_boxes_px(keypoints_px, xyz_m) if boxes is None else boxes_of_images(boxes, paths)[kept],
         keypoints_px=keypoints_px.astype(np.float32),
         mirror=np.ones(len(kept), bool),
-        targets={
-            "K": np.tile(COLOUR_K.astype(np.float32), (len(kept), 1, 1)),
-            "xyz_m": xyz_m.astype(np.float32),
-        },
+        targets={"K": np.tile(COLOUR_K.astype(np.float32), (len(kept), 1, 1)), "xyz_m": xyz_m.astype(np.float32)},
     )
 
 
@@ -125,19 +122,17 @@ def _frames(folder: Path) -> list[str]:
 
 def _tips_mm(file: Path) -> npt.NDArray[np.float64]:
     """The annotated fingertips (N, 5, 3); NaN where there is none."""
+    tips_mm = []
     with dataset_file(file, f"a line 'x, y, z; ...' of {len(TIPS)} fingertips or more for each frame") as path:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-        tips_mm = np.array([_line_mm(number, line) for number, line in enumerate(lines, start=1) if line.strip()])
-    tips_mm = tips_mm.reshape(-1, len(TIPS), 3)
-    tips_mm[(tips_mm[..., 2] == NOT_ANNOTATED_MM) | (tips_mm[..., 2] <= 0)] = np.nan
-    return tips_mm
-
-
-def _line_mm(number: int, line: str) -> npt.NDArray[np.float64]:
-    points = as_numbers([point.split(",") for point in line.split(";") if point.strip()])
-    if points is None or points.shape[1:] != (3,) or len(points) < len(TIPS):
-        raise ValueError(f"line {number}: {line.strip()[:60]!r}")
-    return points[: len(TIPS)]
+        lines = filter(str.strip, path.read_text(encoding="utf-8-sig").splitlines())
+        for number, line in enumerate(lines, start=1):
+            points = as_numbers([point.split(",") for point in line.split(";") if point.strip()])
+            if points is None or points.shape[1:] != (3,) or len(points) < len(TIPS):
+                raise ValueError(f"line {number}: {line.strip()[:60]!r}")
+            tips_mm.append(points[: len(TIPS)])
+    tips = np.array(tips_mm).reshape(-1, len(TIPS), 3)
+    tips[(tips[..., 2] == NOT_ANNOTATED_MM) | (tips[..., 2] <= 0)] = np.nan
+    return tips
 
 
 def _in_colour_camera(tips_mm: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -44,9 +44,6 @@ def load_folder(config: DataConfig) -> Index:
     """
     refuse_split(config, "images in a folder")
     root = Path(config.root)
-    if not root.is_dir():
-        is_there = "is a file" if root.exists() else "does not exist"
-        raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(IMAGE_ENDINGS)} files. Check the path.")
     images, others = files_under(root, IMAGE_ENDINGS)
     unusable = {kind: count for kind, count in others.items() if kind in (*_NOT_READ, _BROKEN_LINK)}
     remedy = f"convert other images to JPEG or PNG, mend or remove broken links ('find {root} -xtype l' lists them)"
@@ -97,6 +94,6 @@ def files_under(root: Path, endings: tuple[str, ...]) -> tuple[list[str], Counte
                         others[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1  # noqa: PTH122
         except OSError as error:
             raise UserError(
-                f"{root / inside}: cannot be listed ({error.strerror}). Make it readable, or move it elsewhere."
+                f"{root / inside}: cannot be listed ({error.strerror}). Check the path and its permissions."
             ) from error
     return images, others

@@ -57,9 +57,10 @@ class TarIndex:
     def __len__(self) -> int:
         return len(self.tar)
 
-    def sample_name(self, row: int) -> str:
-        """The name of a sample: that of its tar file, and its own within it."""
-        return f"{self.tars[self.tar[row]]}/{bytes(self.members[row]).decode()}"
+    def names(self) -> list[str]:
+        """The names of the samples: each that of its tar file, and its own within it."""
+        tars = [f"{tar}/" for tar in self.tars.tolist()]
+        return [tars[tar] + name.decode() for tar, name in zip(self.tar.tolist(), self.members.tolist(), strict=True)]
 
     def write(self, folder: Path) -> None:
         """Write `INDEX_FILE`, completely or not at all."""
