@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import io
 import itertools
-import logging
 import os
 import subprocess
 import sys
@@ -108,41 +107,32 @@ def test_a_loader_that_is_left_early_stops(folder: Index) -> None:
         next(iter(loader))
 
 
-def odd_but_good(rng: np.random.Generator, number: int) -> tuple[str, bytes]:
-    """Files that must be used: CMYK, gray, 16-bit PNG, EXIF-rotated; flat, each in a colour to be recognised."""
+def odd_but_good(kind: str) -> bytes:
+    """A file that must be used: CMYK, gray, 16-bit PNG, on its side; flat, each in a colour to be recognised."""
     file = io.BytesIO()
-    kind = ("cmyk", "gray", "deep", "exif")[number % 4]
-    if kind == "cmyk":
-        PillowImage.new("CMYK", (48, 40), (0, 255, 255, 0)).save(file, "JPEG", quality=95)
-    elif kind == "gray":
-        PillowImage.new("L", (48, 40), 100).save(file, "JPEG", quality=95)
-    elif kind == "deep":
-        return f"deep_{number}.png", bytes(cv2.imencode(".png", np.full((40, 48, 3), 200 * 257, np.uint16))[1])
-    else:
-        image = PillowImage.new("RGB", (60, 52), (0, 0, 255))
+    if kind == "deep":
+        return bytes(cv2.imencode(".png", np.full((40, 48, 3), 200 * 257, np.uint16))[1])
+    if kind == "exif":
         exif = PillowImage.Exif()
-        exif[0x0112] = 6  # the picture stands on its side
-        image.save(file, "JPEG", exif=exif, quality=95)
-    return f"{kind}_{number}.jpg", file.getvalue()
+        exif[0x0112] = 6
+        PillowImage.new("RGB", (60, 52), (0, 0, 255)).save(file, "JPEG", exif=exif, quality=95)
+    else:
+        mode, colour = {"cmyk": ("CMYK", (0, 255, 255, 0)), "gray": ("L", 100)}[kind]
+        PillowImage.new(mode, (48, 40), colour).save(file, "JPEG", quality=95)
+    return file.getvalue()
 
 
-def broken(rng: np.random.Generator, number: int, good: bytes) -> tuple[str, bytes]:
-    """Files that must be replaced."""
-    kind = ("truncated", "garbage", "empty", "html", "huge", "scan")[number % 6]
-    if kind == "truncated":
-        data = good[: len(good) // 2]
-    elif kind == "garbage":
-        data = rng.bytes(2000)
-    elif kind == "empty":
-        data = b""
-    elif kind == "html":
-        data = b"<!DOCTYPE html><html><body>404</body></html>"
-    elif kind == "huge":
-        at = good.index(b"\xff\xc0") + 5
-        data = good[:at] + (65000).to_bytes(2, "big") * 2 + good[at + 4 :]
-    else:  # passes every check of its structure and fails to decode
-        data = UNDECODABLE
-    return f"{kind}_{number}.jpg", data
+def broken(kind: str, good: bytes) -> bytes:
+    """A file that must be replaced; "scan" passes every check of its structure and fails to decode."""
+    at = good.index(b"\xff\xc0") + 5
+    return {
+        "truncated": good[: len(good) // 2],
+        "garbage": np.random.default_rng(0).bytes(2000),
+        "empty": b"",
+        "html": b"<!DOCTYPE html><html><body>404</body></html>",
+        "huge": good[:at] + (65000).to_bytes(2, "big") * 2 + good[at + 4 :],
+        "scan": UNDECODABLE,
+    }[kind]
 
 
 def with_bogus_table(good: bytes) -> bytes:
@@ -166,11 +156,11 @@ def write_mixture(root: Path, *, plain: int, others: int) -> tuple[Index, set[st
         (root / f"plain_{number}.jpg").write_bytes(pictures[number % 20])
     bad_names = set()
     for number in range(others):
-        name, data = odd_but_good(rng, number)
-        (root / name).write_bytes(data)
-        name, data = broken(rng, number, pictures[number % 20])
-        (root / name).write_bytes(data)
-        bad_names.add(name)
+        kind = ("cmyk", "gray", "deep", "exif")[number % 4]
+        (root / f"{kind}_{number}.jpg").write_bytes(odd_but_good(kind))
+        kind = ("truncated", "garbage", "empty", "html", "huge", "scan")[number % 6]
+        bad_names.add(f"{kind}_{number}.jpg")
+        (root / f"{kind}_{number}.jpg").write_bytes(broken(kind, pictures[number % 20]))
     return index_of(root), bad_names
 
 
@@ -222,17 +212,6 @@ def test_a_source_of_bad_files_only_is_one_clear_error(tmp_path: Path) -> None:
     index = Index("folder", tmp_path, [f"{n}.jpg" for n in range(8)], np.array([WHOLE_IMAGE] * 8, np.float32))
     with pytest.raises(UserError, match="cannot be used"):
         load(index, batch=4)
-
-
-def test_a_missing_file_is_replaced(folder: Index, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    index = Index("folder", folder.root, [*folder.paths[:-1], "gone.jpg"], folder.box_px)
-    with caplog.at_level(logging.WARNING):
-        made = load(index, batch=61, last=1)
-    (record,) = caplog.records
-    assert "gone.jpg" in record.getMessage()
-    assert "No such file" in record.getMessage()
-    assert 60 not in made[0].samples[:, 0].tolist()
-    assert len(made[0]) == 61
 
 
 @pytest.fixture

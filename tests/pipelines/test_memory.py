@@ -16,11 +16,9 @@ def test_a_buffer_is_reused_only_when_nothing_refers_to_it() -> None:
     assert buffers.tensor().data_ptr() == address
 
 
-def test_tensors_stay_valid_and_no_more_buffers_exist_than_were_in_use_at_once() -> None:
+def test_no_more_buffers_exist_than_were_in_use_at_once() -> None:
     buffers = PixelBuffers((2, 4, 4, 3))
-    pairs = [(buffers.tensor(), buffers.tensor()) for _ in range(1)]
-    addresses = {tensor.data_ptr() for pair in pairs for tensor in pair}
-    pairs.clear()
+    addresses = set()
     for _ in range(5):
         one, two = buffers.tensor(), buffers.tensor()
         addresses |= {one.data_ptr(), two.data_ptr()}

@@ -118,7 +118,7 @@ def test_annotations_are_read_once_and_again_when_they_change(
 
     entries = youtube3d_entries()
     entries["annotations"].pop()
-    (root / "youtube_train.json").write_text(json.dumps(entries))
+    (root / "youtube_train.json").write_text("\ufeff" + json.dumps(entries))  # with a byte order mark
     assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 3
 
     (damaged,) = set(cache.iterdir()) - {entry}
@@ -176,8 +176,3 @@ def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: st
     damage(root)
     with one_line(message, root):
         load_youtube3d(DataConfig("youtube3d", str(root)))
-
-
-def test_a_byte_order_mark_is_no_damage(root: Path) -> None:
-    (root / "youtube_train.json").write_text("\ufeff" + json.dumps(youtube3d_entries()))
-    assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 4
