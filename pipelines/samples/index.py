@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.partners import Partners
-from peclr_dali.pipelines.samples.store import Bytes, SelectedStore, Store
 from peclr_dali.skeleton import HAND
 
 _FAULTS_OF_A_FILE: Final = (
@@ -25,8 +25,30 @@ _FAULTS_OF_A_FILE: Final = (
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO,
 )  # fmt: skip
 
+Bytes = bytes | OSError
+"""A sample's bytes, or why they cannot be read."""
+
 WHOLE_IMAGE = (0.0, 0.0, 0.0)
 """The box for the square around a whole image; its size is read later, from the file's header."""
+
+
+class Store(ABC):
+    """Reads the bytes of samples that are not files of their own, such as those in tar files; any thread may do so."""
+
+    @abstractmethod
+    def read(self, rows: Sequence[int]) -> list[Bytes]:
+        """The bytes of some samples, in one call."""
+
+
+class _SelectedStore(Store):
+    """Some `rows` (N,) of another store, in this order."""
+
+    def __init__(self, store: Store, rows: IntArray) -> None:
+        self._store, self._rows = store, rows
+
+    def read(self, rows: Sequence[int]) -> list[Bytes]:
+        """See `Store`."""
+        return self._store.read([int(self._rows[row]) for row in rows])
 
 
 @dataclass(frozen=True)
@@ -138,7 +160,7 @@ class Index:
             paths=[self.paths[row] for row in rows.tolist()],
             **arrays,
             targets={name: array[rows] for name, array in self.targets.items()},
-            store=None if self.store is None else SelectedStore(self.store, rows),
+            store=None if self.store is None else _SelectedStore(self.store, rows),
             partners=None if self.partners is None else self.partners.select(rows),
         )
 

@@ -19,7 +19,7 @@ from peclr_dali.pipelines.samples.image_sizes import spread, upright_sizes_px
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.annotations.dataset_file import coco_annotations, dataset_file
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
-from peclr_dali.pipelines.sources.subsets import refuse_part, rows_of_split
+from peclr_dali.pipelines.sources.subsets import refuse_key, rows_of_split
 from peclr_dali.skeleton import HAND, THUMB_IN_ANATOMY
 
 ANNOTATIONS: Final = "annotations.json"
@@ -43,7 +43,7 @@ def load_coco(config: DataConfig) -> Index:
         UserError: the file is missing or does not fit the format, or has no labelled keypoint; a part is chosen.
     """
     refuse_boxes(config, "COCO's annotations hold the boxes")
-    refuse_part(config, "COCO's annotations")
+    refuse_key(config, "part", "COCO's annotations have no parts, but data.split and data.annotations")
     root = Path(config.root)
     file = root / (config.annotations or ANNOTATIONS)
     expected = "keypoints in COCO's JSON format"

@@ -27,7 +27,7 @@ from peclr_dali.pipelines.sources.annotations.camera import project_px
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 from peclr_dali.pipelines.sources.annotations.stored_images import ENDINGS
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
-from peclr_dali.pipelines.sources.subsets import refuse_split
+from peclr_dali.pipelines.sources.subsets import refuse_key
 from peclr_dali.skeleton import FINGERS, HAND
 
 SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
@@ -69,7 +69,7 @@ def load_dexter_object(config: DataConfig) -> Index:
     Raises:
         UserError: a folder or file is missing or does not fit the layout.
     """
-    refuse_split(config, "the frames of Dexter+Object")
+    refuse_key(config, "split", "the frames of Dexter+Object are not split")
     root, boxes = Path(config.root), box_file(config)
     data = root / "data"
     present = [sequence for sequence in SEQUENCES if (data / sequence).is_dir()]

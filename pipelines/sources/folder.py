@@ -15,7 +15,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
 from peclr_dali.pipelines.sources.boxes import with_boxes
-from peclr_dali.pipelines.sources.subsets import refuse_split
+from peclr_dali.pipelines.sources.subsets import refuse_key
 
 IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 _BROKEN_LINK: Final = "broken links"
@@ -42,7 +42,7 @@ def load_folder(config: DataConfig) -> Index:
     Raises:
         UserError: the folder is missing, unreadable or has no images, the boxes do not fit it, or a split is set.
     """
-    refuse_split(config, "images in a folder")
+    refuse_key(config, "split", "images in a folder are not split")
     root = Path(config.root)
     images, others = files_under(root, IMAGE_ENDINGS)
     unusable = {kind: count for kind, count in others.items() if kind in (*_NOT_READ, _BROKEN_LINK)}

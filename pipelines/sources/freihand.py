@@ -19,7 +19,7 @@ from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.sources.annotations.camera import project_px, require_metres
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file, read_json_array
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
-from peclr_dali.pipelines.sources.subsets import refuse_split, rows_of_split
+from peclr_dali.pipelines.sources.subsets import refuse_key, rows_of_split
 from peclr_dali.skeleton import HAND
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
@@ -55,7 +55,7 @@ def load_freihand(config: DataConfig) -> Index:
     """
     root, part, split, versions, box = Path(config.root), config.part, config.split, config.versions, config.box
     if part == "evaluation":
-        refuse_split(config, "FreiHAND's evaluation images")
+        refuse_key(config, "split", "FreiHAND's evaluation images are not split")
     if not versions or len(set(versions)) < len(versions):
         raise UserError(f"data.versions = {list(versions)!r}: expected some of {list(VERSIONS)!r}, each once.")
     count = _count_images(root, part)

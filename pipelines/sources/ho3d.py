@@ -27,7 +27,7 @@ from peclr_dali.pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
 from peclr_dali.pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
 from peclr_dali.pipelines.sources.annotations.stored_images import stored_images
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
-from peclr_dali.pipelines.sources.subsets import hash_of_name, refuse_split
+from peclr_dali.pipelines.sources.subsets import hash_of_name, refuse_key
 from peclr_dali.skeleton import HAND
 
 VALIDATION_FRAC: Final = 0.1
@@ -66,7 +66,7 @@ def load_ho3d(config: DataConfig) -> Index:
     """
     root, part, split, boxes = Path(config.root), config.part, config.split, box_file(config)
     if part == "evaluation":
-        refuse_split(config, "HO-3D's evaluation frames")
+        refuse_key(config, "split", "HO-3D's evaluation frames are not split")
     folder = "train" if part == "training" else "evaluation"
     frames = _listed_frames(root, folder)
     # Before the split: evaluation_xyz.json has no names, so its entries are matched by position.

@@ -28,7 +28,7 @@ from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 from peclr_dali.pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
 from peclr_dali.pipelines.sources.annotations.stored_images import image_name, stored_images
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
-from peclr_dali.pipelines.sources.subsets import refuse_split
+from peclr_dali.pipelines.sources.subsets import refuse_key
 
 _SAME_SHAPE: Final = 0.01
 """Largest relative difference of aspect ratios that count as equal, as those of 854 x 480 and 1280 x 720."""
@@ -74,7 +74,7 @@ def load_youtube3d(config: DataConfig) -> Index:
 def _part(config: DataConfig) -> str:
     if config.part == "training":
         return "val" if config.split == "val" else "train"
-    refuse_split(config, "YouTube3DHands' test images")
+    refuse_key(config, "split", "YouTube3DHands' test images are not split")
     return "test"
 
 

@@ -171,14 +171,9 @@ def test_another_version_of_a_pose(tmp_path: Path) -> None:
         (batch,) = loader
     assert (batch.samples[:, 0] % 6 == batch.samples[:, 1] % 6).all()
     assert (batch.samples[:, 0] != batch.samples[:, 1]).all()
-    with make_loader(index, batch=24, device="cpu", positive="self", geometry=GeometryConfig(side_px=16)) as loader:
-        (batch,) = loader
-    assert (batch.samples[:, 0] == batch.samples[:, 1]).all()
-    with pytest.raises(UserError, match=r"an Index has its partners already.*Give the DataConfig instead"):
-        make_loader(index, batch=24, device="cpu", positive="version")
     packed = str(tmp_path / "shards")
     assert run_cli("pack", packed, "--set", f"data.root={root}") == 0
-    with make_loader(DataConfig("shards", packed), positive="version", batch=24, device="cpu") as loader:
+    with make_loader(DataConfig("shards", packed, positive="version"), batch=24, device="cpu") as loader:
         assert loader.index.partners is not None
         assert (loader.index.partners.count == 3).all()
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, box_file, is_address
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
-from peclr_dali.pipelines.samples.store import Store
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, Store
 from peclr_dali.pipelines.sources.boxes import with_boxes
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE, TARGET, TarIndex, parse_index
 from peclr_dali.pipelines.sources.shards.tar_stores import Folder, LocalTars, RemoteTars

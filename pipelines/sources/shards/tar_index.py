@@ -75,9 +75,8 @@ _PLACES: Final = ("tars", "tar_bytes", "members", "tar", "offset", "size")
 
 def label_arrays(index: Index) -> dict[str, npt.NDArray[Any]]:
     """The labels of an index by the names that `TarIndex.labels` has."""
-    arrays = {name: getattr(index, name) for name in LABELS} | {
-        TARGET + name: one for name, one in index.targets.items()
-    }
+    arrays = {name: getattr(index, name) for name in LABELS}
+    arrays |= {TARGET + name: one for name, one in index.targets.items()}
     return {name: array for name, array in arrays.items() if array is not None}
 
 
@@ -97,11 +96,9 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
             labels=arrays,
             chosen=dict(about["chosen"]),
         )
-        rows = {name: len(getattr(index, name)) for name in _PLACES[2:]} | {
-            name: len(one) for name, one in arrays.items()
-        }
-        if len(set(rows.values())) > 1 or (index.tar >= len(index.tars)).any() or (index.tar < 0).any():
-            raise ValueError(f"its arrays do not fit each other: {rows}")
+        rows = {len(one) for one in (*(getattr(index, name) for name in _PLACES[2:]), *arrays.values())}
+        if len(rows) > 1 or (index.tar >= len(index.tars)).any() or (index.tar < 0).any():
+            raise ValueError(f"its arrays of {sorted(rows)} rows do not fit each other")
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{origin} is not an index of tar files ({' '.join(str(error).split())[:200]}). Copy it again, or make it "
