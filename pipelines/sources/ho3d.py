@@ -84,10 +84,10 @@ def load_ho3d(config: DataConfig) -> Index:
     high_px = np.where(whole, keypoints_px.max(axis=1), tables["box_px"][:, 2:])
     usable = np.flatnonzero((high_px > low_px).all(axis=1) & np.isfinite(low_px + high_px).all(axis=1))
     if len(usable) < len(chosen):
-        left_out = f"the images of {len(chosen) - len(places)} are missing, and the annotations of"
-        without_hand = len(places) - len(usable)
-        counts = f"{len(usable)} of {len(chosen)} listed frames are used; {left_out} {without_hand} have no hand"
-        log.warning("%s: %s", root / f"{folder}.txt", counts)
+        log.warning(
+            "%s: %d of %d listed frames are used; the images of %d are missing, and the annotations of %d have no hand",
+            root / f"{folder}.txt", len(usable), len(chosen), len(chosen) - len(places), len(places) - len(usable),
+        )  # fmt: skip
     if not len(usable):
         raise UserError(f"{root}: no annotation in {folder}/*/meta has a hand. Unpack the dataset again.")
     places, xyz_m = places[usable], xyz_m[usable]

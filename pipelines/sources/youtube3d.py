@@ -96,10 +96,11 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
     scale = scale[kept]
     missing, misfits, scaled = (~there).sum(), (there & ~fits).sum(), (scale != 1).any(axis=1).sum()
     if missing or misfits or scaled:
-        used = f"{len(kept)} of {count} hands are used"
-        left_out = f"{missing} without a frame, and {misfits} whose frame has another aspect ratio than its annotation"
-        resized = f"For {scaled}, whose frame has another size, boxes and keypoints were scaled"
-        log.warning("%s: %s. Left out are %s. %s", root / f"youtube_{part}.json", used, left_out, resized)
+        log.warning(
+            "%s: %d of %d hands are used. Left out are %d without a frame, and %d whose frame has another aspect ratio "
+            "than its annotation. For %d, whose frame has another size, boxes and keypoints were scaled",
+            root / f"youtube_{part}.json", len(kept), count, missing, misfits, scaled,
+        )  # fmt: skip
     low_px, high_px = hands["low_px"][kept] * scale, hands["high_px"][kept] * scale
     keypoints_px, targets = None, {}
     if "xyz_px" in hands:

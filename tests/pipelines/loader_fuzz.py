@@ -42,12 +42,8 @@ FAULTS: Final = ("ended", "garbled", "wrong_matrix", "good_lost", "good_changed"
 """What must not be found."""
 
 
-def in_order(count: int) -> EpochOrder:
-    return EpochOrder(count, count, seed=1, fixed=np.arange(count))
-
-
 def run_loader(
-    root: Path, renderer: str, decode: str, box_px: npt.NDArray[np.float64]
+    root: Path, order: EpochOrder, renderer: str, decode: str, box_px: npt.NDArray[np.float64]
 ) -> tuple[list[tuple[int, list[list[Any]]]], dict[int, str]]:
     """All files of a folder through the loader, in the order of their names.
 
@@ -58,7 +54,7 @@ def run_loader(
     index = dataclasses.replace(index_of(root), box_px=box_px.astype(np.float32))
     still, quarantine, rows = dataclasses.replace(STILL, antialias=HALVES[decode]), Quarantine(), min(96, len(index))
     batches = load(
-        index, Augmentation(still, NO_COLOUR), batch=rows, order=in_order(len(index)), last=-(-len(index) // rows),
+        index, Augmentation(still, NO_COLOUR), batch=rows, order=order, last=-(-len(index) // rows),
         chunk=16, quarantine=quarantine, views=renderer, decode=decode,
     )  # fmt: skip
     made = [
@@ -80,7 +76,7 @@ def account(seed: int, first: int, stop: int) -> Counter[str]:
     rng, sizes_px = np.random.default_rng([seed, first, 2]), np.array([made.shown_px for *_, made in files])
     parts = rng.uniform((0.3, 0.3, 0.2), (0.7, 0.7, 0.45), (len(files), 3))
     boxes_px = {"whole": np.zeros_like(parts), "region": parts * np.column_stack([sizes_px, sizes_px.max(axis=1)])}
-    opinions: dict[int, Opinion] = {}
+    order, opinions = EpochOrder(len(files), len(files), seed=1, fixed=np.arange(len(files))), dict[int, Opinion]()
 
     def found(what: str, row: int, *where: object) -> None:
         counts[what] += 1
@@ -96,10 +92,10 @@ def account(seed: int, first: int, stop: int) -> Counter[str]:
             (mixed / f"{row:05}.jpg").write_bytes(made.data)
             (comparison / f"{row:05}.jpg").hardlink_to(mixed / f"{row:05}.jpg" if good else plain)
         for renderer, decode in RUNS:
-            made_of, reasons = run_loader(mixed, renderer, decode, boxes_px[decode])
-            of_good, _ = run_loader(comparison, renderer, decode, boxes_px[decode])
+            made_of, reasons = run_loader(mixed, order, renderer, decode, boxes_px[decode])
+            of_good, _ = run_loader(comparison, order, renderer, decode, boxes_px[decode])
             for row, ((sample, views), (_, same)) in enumerate(zip(made_of, of_good, strict=True)):
-                substitutes = in_order(len(files)).substitutes(0, row, SUBSTITUTE_ATTEMPTS).tolist()
+                substitutes = order.substitutes(0, row, SUBSTITUTE_ATTEMPTS).tolist()
                 good = files[row][1]
                 if good and sample != row:
                     found("good_lost", row, renderer, decode, reasons.get(row))

@@ -40,7 +40,7 @@ class Made(NamedTuple):
 
     data: bytes
     what: str
-    shown_px: tuple[int, int]
+    shown_px: tuple[int, ...]
 
 
 def good_file(rng: Rng) -> Made:

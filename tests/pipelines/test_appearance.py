@@ -109,31 +109,6 @@ def test_views_without_an_augmentation_keep_every_bit(renderer: RendererName, op
         assert (made == image).all() == (row % 2 == 0)
 
 
-@pytest.mark.parametrize("renderer", RENDERERS)
-def test_the_order_is_sobel_cut_out_blur_noise_colour_drop(renderer: RendererName) -> None:
-    """Seen where two of them meet: another order would show another picture."""
-    image = smooth_image(np.random.default_rng(0), 64, 64)
-    draws = still(draws_of(ALL, GeometryConfig(), 1))
-    draws[:, [Column[option.upper()] for option in ALWAYS]] = 0
-    draws[0, [Column.CUT_OUT_SIDE_PX, Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX]] = 20
-    draws[0, [Column.CUT_OUT_GREY, Column.BLUR_SIGMA_PX]] = 200, 1.5
-
-    def made(*columns: Column) -> Image:
-        both = draws.copy()
-        both[:, list(columns)] = 1
-        return views_of(renderer, [image], both, ALL)[0].astype(int)
-
-    hole = made(Column.SOBEL, Column.CUT_OUT)[20:40, 20:40]
-    assert (hole == 200).all()  # the edges were found before
-    assert (made(Column.SOBEL, Column.CUT_OUT)[:20] == made(Column.SOBEL)[:20]).all()
-    assert (made(Column.CUT_OUT, Column.BLUR)[30, 20] != 200).any()  # the edge of the hole is soft
-    assert (made(Column.CUT_OUT, Column.BLUR)[30, 30] == 200).all()
-    rough = made(Column.BLUR, Column.NOISE) - made(Column.BLUR)
-    assert np.abs(rough - (made(Column.NOISE) - image)).mean() < 1  # the noise itself is not blurred
-    grey = made(Column.NOISE, Column.COLOUR_DROP)
-    assert (grey == grey[..., :1]).all()
-
-
 def test_the_oracle_equals_opencv_where_opencv_has_the_function() -> None:
     rng = np.random.default_rng(0)
     image = smooth_image(rng, 40, 40, 2).astype(np.float64)

@@ -97,15 +97,6 @@ def test_backends_agree_on_everything_but_rounding(folder: Index) -> None:
             assert (one.image.float() - other.image.float()).abs().mean() < 1
 
 
-def test_a_loader_that_is_left_early_stops(folder: Index) -> None:
-    with loader_of(folder, last=None) as loader:
-        next(iter(loader))
-    assert loader._thread is not None
-    assert not loader._thread.is_alive()
-    with pytest.raises(RuntimeError, match="iterated over once"):
-        next(iter(loader))
-
-
 def odd_but_good(kind: str) -> bytes:
     """A file that must be used: CMYK, gray, 16-bit PNG, on its side; flat, each in a colour to be recognised."""
     file = io.BytesIO()
@@ -386,8 +377,12 @@ def test_a_closed_loader_raises_an_error(folder: Index) -> None:
     iteration = iter(loader)
     next(iteration)
     loader.close()
+    assert loader._thread is not None
+    assert not loader._thread.is_alive()
     with pytest.raises(RuntimeError, match="the loader is closed"):
         next(iteration)
+    with pytest.raises(RuntimeError, match="iterated over once"):
+        next(iter(loader))
     never = loader_of(folder)
     never.close()
     with pytest.raises(RuntimeError, match="the loader is closed"):

@@ -135,7 +135,6 @@ def test_one_process_goes_on_from_the_state_of_two(
     network = small_network()
     network.load_state_dict(ranks[1]["weights"])
     with small_loader(images, ranks[1]["state"]) as loader:
-        going_on = trained(network, loader, STEPS - SAVED_AFTER)
-    for ours, single in zip(going_on, whole[SAVED_AFTER:], strict=True):
-        assert_same_inputs(ours, single)
-        assert_same_gradients(ours, single)
+        for ours, single in zip(trained(network, loader, STEPS - SAVED_AFTER), whole[SAVED_AFTER:], strict=True):
+            assert_same_inputs(ours, single)
+            assert_same_gradients(ours, single)

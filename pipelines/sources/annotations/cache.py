@@ -37,7 +37,7 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     key = hashlib.blake2b(repr((name, list(map(_stamps, files)))).encode(), digest_size=12).hexdigest()
     entry = user_cache() / "peclr-dali" / f"{name}-{key}.npz"
     try:
-        with np.load(entry, allow_pickle=False) as stored:
+        with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return dict(stored)
     except (FileNotFoundError, NotADirectoryError):
         pass

@@ -106,8 +106,8 @@ def only_bmp(root: Path) -> None:
     ("damage", "message"),
     [
         (lambda root: (root / "data").rename(root / "x"), "none of the folders Grasp1, Grasp2, .* is there"),
-        (lambda root: (root / "data/Rigid/color").rename(root / "c"), "Rigid/color: No such file"),
-        (only_bmp, r"Rigid/color: no \.png, .* \['image_00000_color\.bmp'\]; .*convert them to PNG"),
+        (lambda root: (root / "data/Rigid/color").rename(root / "c"), r"Rigid/color: cannot be listed \(No such file"),
+        (only_bmp, r"Rigid/color: no \.png, .* but 1 others; .*convert them to PNG"),
         (rewrite(lambda text: text + text), r"Rigid: 1 frames in color, but 2 lines in annotations/Rigid3D\.txt"),
         (rewrite(lambda text: "1, 2, 3; 4, 5, 6"), r"D\.txt: .*line 1: '1, 2, 3; 4, 5, 6'\); expected a line"),
         (rewrite(lambda text: "a, b, c;" * 6), "line 1: 'a, b, c;"),

@@ -189,18 +189,6 @@ def test_an_interrupted_pack_leaves_nothing_and_the_next_one_is_whole(
         pack(source, out, per_tar=7, workers=2)
 
 
-def test_a_damaged_image_is_replaced_and_counted(copy: Path, source: Index) -> None:
-    """Its bytes lie in the second tar file."""
-    content = bytearray((copy / "shard-000001.tar").read_bytes())
-    at = content.index(source.read(8))
-    content[at : at + 40] = bytes(40)
-    (copy / "shard-000001.tar").write_bytes(content)
-    quarantine = Quarantine()
-    made = batches(load_shards(DataConfig("shards", str(copy))), quarantine=quarantine)
-    assert list(quarantine.reasons) == [8]
-    assert all(8 not in batch.samples for batch in made)
-
-
 @pytest.mark.parametrize(
     ("name", "damaged", "message"),
     [
