@@ -104,7 +104,7 @@ def _require_sizes(file: Path, index: Index, images: Sequence[dict[str, Any]]) -
     rows = spread(len(index), _LOOKED_AT)
     for row, (height, width) in zip(rows.tolist(), upright_sizes_px(index, rows).tolist(), strict=True):
         said = images[row].get("width"), images[row].get("height")
-        if height and None not in said and said not in ((width, height), (height, width)):
+        if height and all(said) and said not in ((width, height), (height, width)):
             raise UserError(
                 f"{index.path(row)} has {width} x {height} pixels, and {said[0]} x {said[1]} in {file}. Use images and "
                 "annotations of one size."

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -107,7 +108,8 @@ def odd_but_good(kind: str) -> bytes:
         exif[0x0112] = 6
         PillowImage.new("RGB", (60, 52), (0, 0, 255)).save(file, "JPEG", exif=exif, quality=95)
     else:
-        mode, colour = {"cmyk": ("CMYK", (0, 255, 255, 0)), "gray": ("L", 100)}[kind]
+        kinds: dict[str, tuple[str, Any]] = {"cmyk": ("CMYK", (0, 255, 255, 0)), "gray": ("L", 100)}
+        mode, colour = kinds[kind]
         PillowImage.new(mode, (48, 40), colour).save(file, "JPEG", quality=95)
     return file.getvalue()
 
