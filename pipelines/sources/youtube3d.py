@@ -140,7 +140,9 @@ def _hand(entry: dict[str, Any]) -> tuple[int, bool, npt.NDArray[np.float64]]:
 
 def _entries(content: BinaryIO, file: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> Iterator[tuple[str, T]]:
     """The place of each entry of a list of the file, for messages, and what `read` makes of it."""
-    content.seek(len(BOM_UTF8) if content.read(len(BOM_UTF8)) == BOM_UTF8 else 0)
+    content.seek(0)
+    if content.read(len(BOM_UTF8)) != BOM_UTF8:
+        content.seek(0)
     for number, entry in enumerate(ijson.items(content, f"{kind}s.item", use_float=True)):
         place = f"{file}, {kind} {number}"
         try:
@@ -164,7 +166,6 @@ def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables
     with dataset_file(file, expected, remedy) as path, path.open("rb") as content:  # two GB: never whole in memory
         images = [image for _, image in _entries(content, file, "image", _frame)]
         row_of = {number: row for row, (number, *_) in enumerate(images)}
-        content.seek(0)
         for place, (image, left, mesh) in _entries(content, file, "annotation", _hand):
             if image not in row_of:
                 raise UserError(
