@@ -16,9 +16,10 @@ HELD_OUT_FRAC: Final = 0.1
 
 
 def refuse_key(config: DataConfig, key: Literal["part", "split"], why: str) -> None:
-    """Raise a `UserError` if a key of the data is set that has no meaning for a source."""
-    if getattr(config, key) != getattr(type(config), key):
-        raise UserError(f"data.{key} = {getattr(config, key)!r}: {why}. Leave it out.")
+    """Raise a `UserError` if a key of the data has another value than the one that all sources know."""
+    value, only = getattr(config, key), {"part": "training", "split": "all"}[key]
+    if value != only:
+        raise UserError(f'data.{key} = {value!r}: {why}. Set data.{key} = "{only}".')
 
 
 def hash_of_name(name: str) -> int:
