@@ -68,7 +68,7 @@ def test_names_that_are_not_utf8_are_names_like_others(tmp_path: Path) -> None:
     for image in (f"{name}.jpg", "b.jpg"):
         layouts.write_image(tmp_path / "plain.jpg", 60, 40)
         (tmp_path / "plain.jpg").rename(root / image)
-    write_bad_list(tmp_path / "bad.jsonl", {"b.jpg": "for a test"}, checked=2)
+    write_bad_list(tmp_path / "bad.jsonl", {"b.jpg": "for a test"})
     index = load_index(DataConfig("folder", str(root), bad_list=str(tmp_path / "bad.jsonl")))
     assert index.paths == [f"{name}.jpg"]
     assert pack(index, tmp_path / f"out_{name}", per_tar=1, workers=1).samples == 1
