@@ -201,7 +201,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         finetune("projector.dim=8"),
         ["unknown key projector", "it is a key of 'pretrain', not of this command"],
     ),
-    "unknown root keypoint": (finetune("pose.root=palm"), ["pose.root = 'palm'", "expected one of wrist"]),
+    "unknown root keypoint": (finetune("pose.root=palm"), ["pose.root = 'palm'", "input should be 'wrist'"]),
     "images without labels": (
         finetune("data.source=folder", "data.split=all", "data.box=center", "data.root={root}/images"),
         ["{root}/images (images) has no K and no xyz_m", "pre-train on this one"],

@@ -16,8 +16,7 @@ from torch import Tensor
 from peclr_dali.errors import UserError
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
 from peclr_dali.pipelines.config import each_source
-from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.store import Bytes, Store
+from peclr_dali.pipelines.samples.index import Bytes, Index, Store
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneDataConfig
 from peclr_dali.train.config.load import load_config
