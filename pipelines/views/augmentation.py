@@ -52,7 +52,7 @@ class GeometryConfig:
 _OF_ALL_VIEWS: Final = ("side_px", "scale_is", "fill", "antialias")
 _STILL: Final[dict[str, Any]] = {
     "rotation_deg": (0.0, 0.0), "translation_frac": 0.0, "scale": (1.0, 1.0), "crop_probability": 0.0,
-    "crop_side_frac": (1.0, 1.0), "flip_probability": 0.0, "shared": False,
+    "crop_side_frac": (1.0, 1.0), "flip_probability": 0.0,
 }  # fmt: skip
 
 

@@ -48,8 +48,8 @@ def evaluate(
     RUN is a folder or a checkpoint. The metrics are EPE, AUC, PA-EPE, PA-AUC, 2D EPE and PCK; without depths in the
     labels, only the last two. It measures on the images that the run held out, or on all images of a part that is not
     split (data.part=evaluation). -c and --set change the run's configuration. The results are metrics.json, poses.csv
-    with a row per pose, and worst.png. Intervals are bootstrapped over images and do not include the variation between
-    training runs. --freihand-submission measures the evaluation part in two passes.
+    with a row per pose, pck.png and worst.png. Intervals are bootstrapped over images and do not include the variation
+    between training runs. --freihand-submission measures the evaluation part in two passes.
     """
     from rich.console import Console
 

@@ -24,12 +24,13 @@ from peclr_dali.train.evaluation.network_errors import Evaluation, evaluation_co
 from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from peclr_dali.train.pose.inference import Progress, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.pose_run import load_pose_run
+from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
+from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS
 from peclr_dali.writing import write_text
 
 log = logging.getLogger(__name__)
 
-RESULTS = ("metrics.json", "poses.csv", "worst.png")
+RESULTS = ("metrics.json", "poses.csv", "pck.png", "worst.png")
 """The files that `evaluate` writes."""
 Crop = Literal["boxes", "two-pass"]
 _ESTIMATES = {"boxes": estimate_poses, "two-pass": estimate_in_two_passes}
@@ -92,6 +93,7 @@ def evaluate(
     rows = evaluation.worst(worst)
     content = {**results(evaluation), "worst": report.of_poses(evaluation, rows.tolist())}
     tables = [report.table_of(_title(evaluation), evaluation.intervals, constants=content["constants"])]
+    shown = {_name(run): content}
     for other in runs[1:]:
         same_images = for_other_run(config, other)
         other_index = load_index(same_images.data)
@@ -102,13 +104,16 @@ def evaluate(
             "minus": str(other.path), "difference": report.intervals_for_json(difference), "other": theirs
         }  # fmt: skip
         tables.append(report.table_of(f"minus {other.path}, on the same images", difference, signed=True))
+        name = _name(other)
+        shown[name if name not in shown else f"{name}, the other"] = theirs
 
     # In the order of their errors: not as joined sources, whose rows ascend.
     few = dataclasses.replace(index, sources=()).select(rows)
     closer = estimate(run.network, few, labels.intrinsics[rows], config, keep_images=len(rows))
-    metrics, table, pictures = results_files = [folder / name for name in RESULTS]
+    metrics, table, curves, pictures = results_files = [folder / name for name in RESULTS]
     write_text(metrics, json.dumps(content, indent=2) + "\n")
     report.save_poses(table, evaluation)
+    report.save_pck(curves, shown)
     report.save_worst(pictures, evaluation, rows, closer)
     return Evaluated(tables, written + results_files)
 
@@ -142,3 +147,8 @@ def _folder(out: Path | None, source: Path) -> Path:
     except OSError as error:
         raise UserError(f"{folder} cannot be made ({error.strerror}): name another folder with --out") from error
     return folder
+
+
+def _name(run: PoseRun) -> str:
+    """Name of a run: of its folder, or of a checkpoint outside a run's folder."""
+    return run.path.parent.parent.name if run.path.parent.name in (BEST, CHECKPOINTS) else run.path.stem

@@ -1,4 +1,4 @@
-"""Writes the results of an evaluation: a table, JSON, a row per sample, and pictures of the worst samples."""
+"""Writes the results of an evaluation: a table, JSON, a row per sample, PCK curves, and pictures of the worst."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import cv2
+import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
+from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
@@ -31,7 +33,7 @@ from peclr_dali.train.pose.metrics import (
     pck_curve,
 )
 from peclr_dali.train.pose.pictures import pose_picture
-from peclr_dali.train.runs.pictures import Image, save_sheet
+from peclr_dali.train.runs.pictures import Image, save_figure, save_sheet
 from peclr_dali.writing import write_text
 
 CAPTION_PX = 20
@@ -143,6 +145,35 @@ def save_poses(path: Path, evaluation: Evaluation) -> None:
     for pose in of_poses(evaluation, range(len(evaluation.index))):
         table.writerow({key: f"{cell:.6g}" if isinstance(cell, float) else cell for key, cell in pose.items()})
     write_text(path, text.getvalue())
+
+
+def save_pck(path: Path, results_of: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draw the PCK curves of one or two runs, and below the error of each keypoint. Keys are names for the legend."""
+    shown = [name for name in PCK if all(name in results["pck"] for results in results_of.values())]
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(4.2 * max(len(shown), 1), 6.4), layout="constrained")
+        axes = figure.subplots(2, max(len(shown), 1), squeeze=False)
+        names = [keypoint.replace("_", " ") for keypoint in HAND.keypoints]
+        for name, curve, bars in zip(shown, *axes, strict=False):
+            title, metric, unit, factor, _ = PCK[name]
+            for number, (label, results) in enumerate(results_of.items()):
+                pck, width = results["pck"][name], 0.8 / len(results_of)
+                colour = ("#1f6fb4", "#c0504d")[number]
+                curve.plot(factor * np.array(pck["thresholds"]), pck["share"], color=colour, label=label)
+                means = np.array([*results["per_keypoint"][metric].values()], np.float64)
+                bars.bar(np.arange(len(names)) + width * number, means, width, align="edge", color=colour)
+            curve.set_ylim(0, 1)
+            curve.set_xlim(0, None)
+            curve.set_title(title)
+            curve.set_xlabel(f"error within [{unit}]")
+            curve.grid(color="0.9")
+            if len(results_of) > 1:
+                curve.legend(frameon=False)
+            bars.set_ylabel(f"mean error [{unit}]")
+            bars.set_xticks(np.arange(len(names)) + 0.4, names, rotation=90)
+            bars.tick_params(labelsize=7)
+        axes[0][0].set_ylabel("share of keypoints")
+        save_figure(path, figure, dpi=130)
 
 
 def save_worst(path: Path, evaluation: Evaluation, rows: npt.NDArray[np.int64], poses: Poses) -> None:

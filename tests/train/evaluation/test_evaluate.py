@@ -180,9 +180,10 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
     assert [hand["file"] for hand in content["worst"]] == [row["file"] for row in by_error[:3]]
     assert content["worst"][0]["pa_epe_cm"] == pytest.approx(float(by_error[0]["pa_epe_cm"]), 1e-4)
     assert np.mean([float(row["epe_px"]) for row in rows]) == pytest.approx(content["metrics"]["epe_px"]["value"], 1e-4)
-    picture = cv2.imread(str(tmp_path / "out" / "worst.png"))
-    assert picture is not None
-    assert picture.std() > 10
+    for name in ("pck.png", "worst.png"):
+        picture = cv2.imread(str(tmp_path / "out" / name))
+        assert picture is not None
+        assert picture.std() > 10
 
 
 def changed(run: Path, *, sources: int = 1, **data: Any) -> PoseRun:

@@ -227,7 +227,7 @@ def test_the_verdict_follows_the_numbers(folder: Path) -> None:
 
 
 def test_one_run_is_summed_up_by_its_errors_and_by_the_constants_that_beat_it(folder: Path) -> None:
-    constants = {"rigid_pose": {"pa_epe_cm": 1.5}, "mean_pose": {"pa_epe_cm": 1.7}}
+    constants = {"rigid_pose": {"pa_epe_cm": 1.5}, "mean_joints": {"epe_cm": 9.0}}
     errors: dict[str, Any] = {"pa_epe_cm": (1.5, 1.4, 1.6), "epe_px": (12.34, None, None), "constants": constants}
     assert in_words(with_errors(folder, "tuned", **errors)) == [
         "“pre-trained” has a PA-EPE of 1.50 cm (95 % interval 1.40 to 1.60).",
