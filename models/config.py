@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, field_validator
+from pydantic import field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import Positive, Width, one_of
+from peclr_dali.bounds import STRICT, Positive, Width, one_of
 from peclr_dali.errors import UserError
 from peclr_dali.skeleton import HAND
 
@@ -34,7 +34,7 @@ WEIGHTS_EXPECTED: Final = (
 )
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class EncoderConfig:
     """The encoder and its starting weights.
 
@@ -74,7 +74,7 @@ def encoder_class(name: str) -> str | None:
     return ENCODERS.get(family + slash)
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class ProjectorConfig:
     """Sizes of the projection head; the defaults are the authors'.
 
@@ -96,7 +96,7 @@ class ProjectorConfig:
         return value
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class EquivarianceConfig:
     """How the augmentation is undone in the projections.
 
@@ -112,7 +112,7 @@ class EquivarianceConfig:
     detach_range: bool = True
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class LossConfig:
     """The loss of pre-training.
 
@@ -125,7 +125,7 @@ class LossConfig:
     temperature: Positive = 0.5
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class PoseConfig:
     """The pose head on the encoder.
 

@@ -9,12 +9,13 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import (
+    STRICT,
     Count,
     Factor,
     Fraction,
@@ -36,10 +37,8 @@ SOURCES: Final = {
 WITH_PARTS: Final = ("freihand", "youtube3d", "ho3d")
 """The layouts with a training and an evaluation part (`DataConfig.part`)."""
 
-D = TypeVar("D", bound="DataConfig")
 
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class DataConfig:
     """The images, and the square of each image that becomes the canonical view.
 
@@ -95,7 +94,7 @@ class DataConfig:
     weight: Positive = 1.0
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class PipelinesConfig:
     """How views are made. These keys change the views only by rounding.
 
@@ -150,18 +149,13 @@ def refuse_address(config: DataConfig) -> None:
         )
 
 
-def each_source(config: D | Sequence[D]) -> tuple[D, ...]:
-    """The sources as a tuple, also if there is only one."""
-    return (config,) if isinstance(config, DataConfig) else tuple(config)
-
-
-def refuse_among_images(out: Path, config: DataConfig | Sequence[DataConfig]) -> None:
+def refuse_among_images(out: Path, sources: Sequence[DataConfig]) -> None:
     """Refuse an output folder whose pictures a source of kind "folder" would read as images.
 
     Raises:
         UserError: `out` is inside the root of such a source, and not in a hidden folder.
     """
-    for one in each_source(config):
+    for one in sources:
         if one.source != "folder" or is_address(one.root):
             continue
         try:
@@ -175,13 +169,13 @@ def refuse_among_images(out: Path, config: DataConfig | Sequence[DataConfig]) ->
             )
 
 
-def require_roots(config: DataConfig | Sequence[DataConfig]) -> None:
+def require_roots(sources: Sequence[DataConfig]) -> None:
     """Check that the folders of all sources exist, before torch is imported and ranks connect.
 
     Raises:
         UserError: a folder does not exist, or is not a folder; or an address is given for files that are no shards.
     """
-    for one in each_source(config):
+    for one in sources:
         refuse_address(one)
         if is_address(one.root):
             continue

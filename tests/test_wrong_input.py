@@ -58,7 +58,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "thesis" / "config.toml").write_text("# mine\n[run]\nlog_every = 1\n")
     (root / "thesis" / "metrics.jsonl").write_text("mine\n")
     (root / "broken.toml").write_text("[train\nbatch = 12\n")
-    (root / "quotes.toml").write_text("[data]\nroot = \u201chands\u201d\n", encoding="utf-8")
     (root / "unknown.csv").write_text("file,x0,y0,x1,y1\nnobody.jpg,0,0,10,10\n")
     (root / "garbage.pth").write_bytes(b"\x80\x02garbage" * 100)
     (root / "list.pth").write_bytes(b"")
@@ -115,7 +114,6 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["--record {root}/broken.toml: holds no rows", "Name another file"],
     ),
     # Configurations.
-    "typographic quotes": (["pretrain", "-c", "{root}/quotes.toml"], ["line 2", 'write straight ones, "..."']),
     "missing config": (["pretrain", "-c", "{root}/no.toml"], ["{root}/no.toml: No such file", "expected a TOML file"]),
     "no TOML": (["pretrain", "-c", "{root}/broken.toml"], ["{root}/broken.toml is not TOML", "line 1"]),
     "unknown key": (
@@ -143,7 +141,11 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     # Sizes.
     "fewer images than a batch": (
         pretrain("train.batch=16"),
-        ["{root}/images has 12 images", "train.batch = 16", "use more images or a smaller batch"],
+        ["{root}/images has 12 images", "train.batch = 16", "use more images, or set train.batch = 12"],
+    ),
+    "the paper's batch on few images": (
+        pretrain("train.batch=2048", "train.micro_batch=128"),
+        ["fewer than train.batch = 2048: use more images, or set train.batch = 12 and train.micro_batch = 12"],
     ),
     "batch of parts": (
         pretrain("train.micro_batch=5"),
@@ -185,7 +187,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "torn config": (
         pretrain(out="{root}/torn_config", resume="auto"),
-        ["{root}/torn_config/config.toml cannot be read", "Restore it", "run.out="],
+        ["{root}/torn_config/config.toml is not TOML", "Unterminated string"],
     ),
     "torn checkpoint": (
         pretrain(out="{root}/torn", resume="auto"),
@@ -202,9 +204,12 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     # Fine-tuning.
     "key of pre-training": (
         finetune("projector.dim=8"),
-        ["unknown key projector", "it is a key of 'pretrain', not of this command"],
+        ["unknown key projector", "--print-config shows all keys"],
     ),
-    "unknown root keypoint": (finetune("pose.root=palm"), ["pose.root = 'palm'", "expected one of wrist"]),
+    "unknown root keypoint": (
+        finetune("pose.root=palm"),
+        ["pose.root = 'palm'", "input should be 'wrist', 'thumb_mcp'"],
+    ),
     "images without labels": (
         finetune("data.source=folder", "data.split=all", "data.box=center", "data.root={root}/images"),
         ["{root}/images (images) has no K and no xyz_m", "pre-train on this one"],

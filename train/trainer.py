@@ -116,8 +116,10 @@ class Trainer:
         # The images, in the order of their epochs.
         index = on_all_ranks(world, lambda: load_index(config.data))
         require_same(world, "data", index.in_words(), "Make data.root alike on all hosts")
-        epoch_steps = on_all_ranks(world, lambda: steps_per_epoch(index, config.train.batch, "train.batch"))
-        order = build_order(index, batch=config.train.batch, seed=config.run.seed)
+        batch, micro_batch = config.train.batch, config.train.micro_batch
+        count = partial(steps_per_epoch, index, batch, micro_batch=micro_batch, world_size=world.world_size)
+        epoch_steps = on_all_ranks(world, count)
+        order = build_order(index, batch=batch, seed=config.run.seed)
 
         # The network and its optimiser, new or from the checkpoint.
         build_task = partial(self.build_task, config, world, epoch_steps, index, fresh=checkpoint is None)
@@ -136,7 +138,7 @@ class Trainer:
         on_main(world, bad_files.write)  # rows written after the checkpoint belong to steps that are repeated
 
         # This rank's share of every batch that is left.
-        mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
+        mine = RankSlice(batch, self.share.start, self.share.stop)
         schedule = Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps)
         build_loader = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
         loader = on_all_ranks(world, partial(build_loader, views=task.views, processes_here=world.local_world_size))

@@ -47,7 +47,7 @@ def bench_loader(
 
     # Before torch is imported, which takes longer than to list the images.
     if large:
-        config = dataclasses.replace(config, data=large_frames(config.data))
+        config = dataclasses.replace(config, data=(large_frames(config.data),))
     require_images(len(index := load_index(config.data)), batch, index.root)
     from peclr_dali.bench.loaders.compare import as_tables, compare_loaders
     from peclr_dali.train.distributed.world import described_world

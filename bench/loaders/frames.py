@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import DataConfig, each_source
+from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 
 FRAME_PX: Final = (720, 1280)
@@ -22,7 +22,7 @@ HAND_FRAC: Final = 0.6
 """Side of the hand's box over the side of a picture that shows one hand."""
 
 
-def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
+def large_frames(data: Sequence[DataConfig]) -> DataConfig:
     """Make frames from the images of a dataset, unless they are there already. Packed data is a `UserError`."""
     index = load_index(data)
     if index.store is not None:
@@ -33,7 +33,7 @@ def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
         unfinished = folder.with_suffix(".part")
         make_frames([index.path(sample) for sample in range(len(index))], unfinished, 512)
         unfinished.rename(folder)
-    margin = each_source(data)[0].box_margin
+    margin = data[0].box_margin
     return DataConfig(source="folder", root=str(folder), box=str(folder / "boxes.csv"), box_margin=margin)
 
 

@@ -18,7 +18,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.skeleton import HAND
-from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneDataConfig
+from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation.constants import evaluation_constants, mean_keypoints_px
@@ -169,7 +169,5 @@ def shifted(index: Index, shift_px: tuple[float, float]) -> Index:
 
 def measure_constants(overrides: Sequence[str]) -> dict[str, dict[str, float]]:
     """Errors of constant predictions on the images that `overrides` choose, see train/evaluation/constants.py."""
-    data = load_config(FinetuneConfig, (), overrides).data
-    assert isinstance(data, FinetuneDataConfig)  # one source
-    index = load_index(data)
+    index = load_index(load_config(FinetuneConfig, (), overrides).data)
     return evaluation_constants(index, labels_to_learn(index))

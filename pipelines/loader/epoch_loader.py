@@ -17,7 +17,7 @@ from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
 from peclr_dali.errors import UserError
 from peclr_dali.machine.ranks import described_ranks
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, each_source
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.loader.read import Quarantine
 from peclr_dali.pipelines.randomness import MOST_VIEWS
@@ -95,10 +95,10 @@ def make_loader(
             )
         index = data if positive is None else replace(data, partners=None)
     elif isinstance(data, DataConfig) or (data and _are_configs(data)):
-        sources = each_source(data)
+        sources = [data] if isinstance(data, DataConfig) else data
         if positive is not None:
             try:
-                sources = tuple(replace(one, positive=positive) for one in sources)
+                sources = [replace(one, positive=positive) for one in sources]
             except ValueError:
                 raise UserError(f"positive = {positive!r}: expected 'self', 'version' or 'file'") from None
         index = load_index(sources)
@@ -183,7 +183,7 @@ class EpochLoader:
     def __init__(
         self, index: Index, rows: range, *, batch: int, seed: int, device: torch.device, **loader: Any
     ) -> None:
-        self._steps = steps_per_epoch(index, batch)
+        self._steps = steps_per_epoch(index, batch, table="")
         self.index, self.quarantine, self.device = index, Quarantine(), device
         self._schedule = Schedule(build_order(index, batch=batch, seed=seed), RankSlice(batch, rows.start, rows.stop))
         self._make = partial(Loader, index, device=device, quarantine=self.quarantine, **loader)

@@ -11,7 +11,7 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import paths_in_one_line
-from peclr_dali.pipelines.config import SOURCES, DataConfig, each_source, refuse_address
+from peclr_dali.pipelines.config import SOURCES, DataConfig, refuse_address
 from peclr_dali.pipelines.samples.bad_list import rows_not_listed
 from peclr_dali.pipelines.samples.box_check import check_boxes
 from peclr_dali.pipelines.samples.index import Index
@@ -26,7 +26,7 @@ def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
     Raises:
         UserError: a folder or file is missing, empty or does not fit the layout.
     """
-    sources = each_source(config)
+    sources = [config] if isinstance(config, DataConfig) else config
     return join([_load(one) for one in sources], [one.weight for one in sources])
 
 

@@ -24,7 +24,6 @@ from peclr_dali.bench.studies.scales import Dataset, Scale
 from peclr_dali.bench.studies.study import Arm, Claim, Study
 from peclr_dali.cli import main
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import each_source
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
@@ -91,9 +90,9 @@ def test_pretraining_on_two_sources_sees_each_as_pretraining_on_one_does() -> No
     for study in STUDIES:
         for name, arm in study.pretrain.items():
             if len(arm.data) > 1:
-                for dataset, source in zip(arm.data, each_source(study.pretraining(name, 0)[0].data), strict=True):
+                for dataset, source in zip(arm.data, study.pretraining(name, 0)[0].data, strict=True):
                     alone = replace(study, pretrain={name: replace(arm, data=(dataset,))})
-                    assert [source] == list(each_source(alone.pretraining(name, 0)[0].data))
+                    assert [source] == list(alone.pretraining(name, 0)[0].data)
                     mixed += 1
     assert mixed > 4
 

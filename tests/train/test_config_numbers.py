@@ -21,7 +21,7 @@ from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
 
 KINDS: tuple[type[object], ...] = (Config, FinetuneConfig)
-ODD = ("inf", "-inf", "nan", "1e308", "-1e308", "1e-308", "-1", "0", str(10**40), str(-(10**40)), "0x" + "f" * 5000)
+ODD = ("inf", "-inf", "nan", "1e308", "-1e308", "1e-308", "-1", "0", str(10**40), str(-(10**40)))
 BEYOND = ("inf", "-inf", "nan", "1e308", "-1e308", str(10**40), "9" * 5000)
 
 
@@ -48,8 +48,8 @@ def numbers_of(kind: type[object]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def numbers() -> list[tuple[type[object], str]]:
-    """Kind of configuration and key of every number, the tables of a list of datasets left out."""
-    return [(kind, key) for kind in KINDS for key in numbers_of(kind) if not key.startswith("data.*")]
+    """Kind of configuration and key of every number; those of `data` without the number of the source."""
+    return [(kind, key.replace("data.*.", "data.")) for kind in KINDS for key in numbers_of(kind)]
 
 
 def test_the_walk_finds_the_numbers(numbers: list[tuple[type[object], str]]) -> None:
@@ -83,7 +83,7 @@ def wrong_answer(kind: type[object], key: str, value: str, folder: Path) -> str 
     try:
         config = load_config(kind, [], [override])
     except UserError as error:
-        return None if name in str(error) and "\n" not in str(error) else str(error)
+        return None if name in str(error).replace("data.0.", "data.") and "\n" not in str(error) else str(error)
     except Exception as error:
         return repr(error)
     if isinstance(config, (Config, FinetuneConfig)):

@@ -61,7 +61,7 @@ def test_a_network_in_one_small_file_is_taken_as_a_run(run: Path, tmp_path: Path
     """By everything that reads a checkpoint; its weights are those of the run, rounded to half precision."""
     out = tmp_path / "hand.safetensors"
     saved = load_checkpoint(load_pose_run(run).path)
-    saved["config"]["data"] = [saved["config"]["data"], {**saved["config"]["data"], "root": "elsewhere"}]
+    saved["config"]["data"] += [{**saved["config"]["data"][0], "root": "elsewhere"}]
     for name, value in saved["network"].items():
         if "running" in name:
             value += 1 / 3  # half precision would round it

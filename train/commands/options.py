@@ -13,7 +13,7 @@ import click
 
 from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
 from peclr_dali.errors.terminal import printable
-from peclr_dali.train.config.shell import is_left_to_shell
+from peclr_dali.shipped import is_left_to_shell
 
 if TYPE_CHECKING:
     from peclr_dali.train.config.pretraining import Config

@@ -21,7 +21,7 @@ from typing import Final
 import torch
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, each_source
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
 from peclr_dali.pipelines.render.chunk import chunk_of
@@ -63,7 +63,7 @@ class Checked:
 
 
 def check_data(
-    data: DataConfig | tuple[DataConfig, ...],
+    sources: Sequence[DataConfig],
     pipelines: PipelinesConfig,
     out: Path,
     *,
@@ -77,7 +77,7 @@ def check_data(
     The decoder's process is forked from a fork server, so a script needs `if __name__ == "__main__"`.
 
     Args:
-        data: one or several sources. Several get a list each: `out` with a number before its ending.
+        sources: several get a list each: `out` with a number before its ending.
         progress: called with (images done, images in all).
         make_decoder: makes the decoder, in its process; it has to be importable. None: `DaliDecoder`.
         limit_s: seconds for a chunk, plus one for each image.
@@ -85,7 +85,6 @@ def check_data(
     Raises:
         UserError: a list exists already, the data cannot be read at all, or the decoder does not start.
     """
-    sources = each_source(data)
     lists = {"data": out}  # key: table of the configuration
     if len(sources) > 1:
         lists = {f"data.{number}": out.with_suffix(f".{number}{out.suffix}") for number in range(len(sources))}

@@ -9,7 +9,6 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import each_source
 from peclr_dali.train.report import charts, galleries, numbers
 from peclr_dali.train.report.contents import Run, measured, read_runs
 from peclr_dali.train.report.neighbours import neighbours
@@ -84,8 +83,7 @@ def _title(runs: Sequence[Run]) -> str:
 def _is_rendered(run: Run) -> bool:
     """Whether a run's images are of `make-data`."""
     return any(
-        source.source == "freihand" and (Path(source.root) / "dataset.json").exists()
-        for source in each_source(run.config.data)
+        source.source == "freihand" and (Path(source.root) / "dataset.json").exists() for source in run.config.data
     )
 
 
@@ -93,7 +91,7 @@ def _summary(run: Run) -> dict[str, str]:
     """Short facts about a run."""
     config, rows = run.config, run.rows
     sources = []
-    for source in each_source(config.data):
+    for source in config.data:
         labels = f", {100 * source.label_fraction:g} % of the labels" if run.kind == "fine-tuning" else ""
         sources.append(f"{source.root}, {source.split}{labels}")
     images_per_s, waited = (float(np.median([row[key] for row in rows])) for key in ("images_per_s", "wait_share"))

@@ -19,7 +19,6 @@ from peclr_dali.errors import UserError
 from peclr_dali.models.encoders import make_encoder
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.models.weights import encoder_state
-from peclr_dali.pipelines.config import each_source
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, random_views
 from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint, sha256_of
@@ -69,7 +68,7 @@ def export_network(source: Path, out: Path) -> str:
     refuse_inputs(out, [run.path])
     learnt = dict(run.network.named_parameters())
     state = {key: _halved(value) if key in learnt else value for key, value in run.network.state_dict().items()}
-    geometry, data = run.config.geometry, each_source(run.config.data)[0]
+    geometry, data = run.config.geometry, run.config.data[0]
     config = {
         "encoder": {"name": run.config.encoder.name},
         "pose": dataclasses.asdict(run.config.pose),

@@ -289,7 +289,7 @@ def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> 
     ("file", "content", "words"),
     [
         ("config.toml", b"", "config.toml is missing or empty"),
-        ("config.toml", b"data = 3\n", "config.toml: data = 3: expected"),
+        ("config.toml", b"data = 3\n", "config.toml: data.0 = 3: input should be"),
         ("config.toml", b"\xff\xfe", "config.toml is not TOML"),
         ("metrics.jsonl", b"{}\n", "has no rows in metrics.jsonl"),
         ("evaluation/metrics.json", b"{}", "evaluation/metrics.json was not written by evaluate"),
