@@ -255,7 +255,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["export", "{root}/run", "{root}/e.onnx"],
         ["e.onnx ends in .onnx", ".safetensors or .pth"],
     ),
-    "export into nowhere": (["export", "{root}/run", "{root}/no/e.pth"], ["{root}/no/e.pth cannot be written"]),
+    "export into nowhere": (
+        ["export", "{root}/run", "{root}/no/e.pth"],
+        ["{root}/no/e.pth: No such file or directory", "Check the path"],
+    ),
     "views into nowhere": (
         ["views", "--set", "data.root={root}/images", "{root}/no/views.png"],
         ["{root}/no: no such folder. Make it first"],

@@ -26,7 +26,7 @@ def write_bad_list(file: Path, reasons: Mapping[str, str], *, checked: int) -> N
     """Write paths and reasons, whole or not at all.
 
     Raises:
-        NotWritten: the disk is full, or writing is not permitted.
+        OSError: the disk is full, or writing is not permitted.
     """
     rows = [{"checked": checked, "bad": len(reasons)}]
     lines = [json.dumps(row) for row in [*rows, *({"path": path, "reason": why} for path, why in reasons.items())]]

@@ -11,7 +11,6 @@ import pytest
 from peclr_dali.machine import cores
 
 V2 = "0::/kubepods/pod7/container3\n"
-V1 = "12:cpuset:/pods\n4:cpu,cpuacct:/pods/pod7\n1:name=systemd:/pods\n0::/pods\n"
 
 
 @pytest.mark.parametrize(
@@ -27,10 +26,6 @@ V1 = "12:cpuset:/pods\n4:cpu,cpuacct:/pods/pod7\n1:name=systemd:/pods\n0::/pods\
         ("0:/x\nodd\n", {"cpu.max": "max\n"}, math.inf),
         (V2, {"cpu.max": "garbage 1\n"}, math.inf),
         (V2, {"cpu.max": "100000 0\n"}, math.inf),
-        (V1, {f"cpu,cpuacct/pods/pod7/cpu.cfs_{key}": value for key, value in
-              (("quota_us", "300000"), ("period_us", "100000"))}, 3.0),
-        (V1, {"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.5),
-        (V1, {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
     ],
 )  # fmt: skip
 def test_the_lowest_quota_counts(cgroup: str, files: dict[str, str], expected: float, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def save_drawing(path: Path, image: Image, one: Prediction, shared: Predicted) -
     `image` is (H, W, 3) RGB, as displayed.
 
     Raises:
-        NotWritten: the disk is full, or writing is not permitted.
+        OSError: the disk is full, or writing is not permitted.
     """
     height, width, _ = image.shape
     shrink = max(1.0, max(height, width) / _LONGEST_PX)
