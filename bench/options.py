@@ -12,7 +12,7 @@ import click
 
 from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands.options import FILE, FiniteRange
+from peclr_dali.train.commands.options import FILE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,7 +56,7 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def rounds_options(repeats: int) -> Callable[[F], F]:
     """Add `--repeats` and `--seconds`."""
-    rounds, seconds = click.IntRange(2, LARGEST_COUNT), FiniteRange(0.1, 1e5)
+    rounds, seconds = click.IntRange(2, LARGEST_COUNT), click.FloatRange(0.1, 1e5)
     each, least = "Rounds; each measures everything once.", "Minimum length of a repeat."
     add_repeats = click.option("--repeats", default=repeats, show_default=True, type=rounds, help=each)
     add_seconds = click.option("--seconds", default=2.0, show_default=True, type=seconds, help=least)

@@ -5,14 +5,12 @@ This file imports neither torch nor DALI nor Numba, so that a mistake in a confi
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import field_validator
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import STRICT, Positive, Width, one_of
-from peclr_dali.errors import UserError
 from peclr_dali.skeleton import HAND
 
 Variant = Literal["paper", "upstream", "direct", "none"]
@@ -55,17 +53,6 @@ class EncoderConfig:
             known = ", ".join(repr(name) for name in ENCODERS if not name.endswith("/"))
             raise ValueError(f"input should be {known} or a model of timm such as 'timm/vit_small_patch16_224'")
         return value
-
-
-def require_weights(weights: str) -> None:
-    """Check that `EncoderConfig.weights` of a fine-tuning run names weights or a path that exists.
-
-    Raises:
-        UserError: the path does not exist.
-    """
-    if weights not in ("imagenet", "random") and not Path(weights).exists():
-        expected = f"a run's folder, a checkpoint, {WEIGHTS_EXPECTED}"
-        raise UserError(f"encoder.weights = {weights!r} does not exist: expected {expected}")
 
 
 def encoder_class(name: str) -> str | None:

@@ -22,7 +22,7 @@ from tests.train import tiny_run
 
 KINDS: tuple[type[object], ...] = (Config, FinetuneConfig)
 ODD = ("inf", "-inf", "nan", "1e308", "-1e308", "1e-308", "-1", "0", str(10**40), str(-(10**40)))
-BEYOND = ("inf", "-inf", "nan", "1e308", "-1e308", str(10**40), "9" * 5000)
+BEYOND = ("inf", "-inf", "1e308", "-1e308", str(10**40), "9" * 5000)
 
 
 def leaves(schema: Mapping[str, Any], definitions: Mapping[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:

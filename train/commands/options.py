@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -36,23 +35,11 @@ class PathOfUser(click.Path):
         return super().convert(value, param, ctx)
 
 
-class FiniteRange(click.FloatRange):
-    """A number within bounds. Unlike click's own type, it refuses NaN."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, if it is within the bounds."""
-        number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
-        return number
-
-
 COUNT = click.IntRange(1, LARGEST_COUNT)
 SEED = click.IntRange(0, LARGEST_SEED)
 WORKERS = click.IntRange(1, 1024)
 PATH = PathOfUser(path_type=Path)
 FILE = PathOfUser(path_type=Path, dir_okay=False)
-FOLDER = PathOfUser(path_type=Path, file_okay=False)
 
 
 def config_options(command: F) -> F:

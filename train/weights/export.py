@@ -21,7 +21,7 @@ from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.models.weights import encoder_state
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, random_views
-from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint, sha256_of
+from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint
 from peclr_dali.writing import refuse_inputs, whole_file, write_bytes
 
 OPSET: Final = 18  # onnxruntime 1.14 and later support it
@@ -75,7 +75,7 @@ def export_network(source: Path, out: Path) -> str:
         "geometry": {"side_px": geometry.side_px, "fill": geometry.fill, "antialias": geometry.antialias},
         "data": {"source": data.source, "root": data.root, "box": data.box, "box_margin": data.box_margin},
     }
-    about = {"format": FORMAT, "step": run.step, "config": config, "depth": run.depth, "sha256": sha256_of(state)}
+    about = {"format": FORMAT, "step": run.step, "config": config, "depth": run.depth}
     save_tensors(state, out, {METADATA_KEY: json.dumps(about)})
     return f"{run.config.encoder.name} with its pose head of {run.path}, {out.stat().st_size / 1e6:.1f} MB"
 
