@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import stat
 import threading
@@ -61,14 +60,6 @@ def write_bytes(path: Path, data: bytes | memoryview, *, durable: bool = True) -
 def write_text(path: Path, text: str) -> None:
     """Write text in UTF-8 as `write_bytes` does. File names in it that are not UTF-8 keep their bytes."""
     write_bytes(path, text.encode(errors="surrogateescape"))
-
-
-def remove_leftovers(files: Iterable[Path]) -> None:
-    """Remove the temporary files of killed processes that were writing these files, which no process may write now."""
-    for file in files:
-        for part in file.parent.glob(f"{glob.escape(file.name)}.*-*.part"):
-            with suppress(OSError):
-                part.unlink()
 
 
 def refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:

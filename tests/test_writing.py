@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from peclr_dali.errors import UserError
 from peclr_dali.train.runs.pictures import save_figure, save_sheet
-from peclr_dali.writing import refuse_inputs, remove_leftovers, whole_file, write_text
+from peclr_dali.writing import refuse_inputs, whole_file, write_text
 from tests.full_disk import files_of_at_most
 
 
@@ -77,13 +77,6 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     write_text(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_text() == "new"
-
-
-def test_the_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
-    for name in ("loss.png.4242-1f.part", "loss.png.part", "mine.png.4242-1f.part", "loss.png"):
-        (tmp_path / name).write_text("x")
-    remove_leftovers([tmp_path / "loss.png", tmp_path / "absent"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["loss.png", "loss.png.part", "mine.png.4242-1f.part"]
 
 
 def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:

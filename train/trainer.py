@@ -17,7 +17,7 @@ import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
-from peclr_dali.machine.cores import available_cores, warn_of_threads
+from peclr_dali.machine.cores import available_cores
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
@@ -190,8 +190,11 @@ class Trainer:
                 if world.is_main and task.steps_done == 0:
                     save_views(folder.views_picture, batch, index)
 
-                with _memory_advice():
+                try:
                     result = task.step(batch.to(world.device))
+                except torch.OutOfMemoryError as error:
+                    error.add_note("Lower train.micro_batch, or in pre-training set train.recompute = 'always'")
+                    raise
                 bad_files.count(batch)
 
                 done = task.steps_done
@@ -254,19 +257,6 @@ def _require_same_configuration(world: World, config: object) -> None:
 
 
 @contextmanager
-def _memory_advice() -> Iterator[None]:
-    """Add a note to an error of a GPU's memory."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        error.add_note(
-            "Lower train.micro_batch, on which batch norm depends; in pre-training train.recompute = 'always' needs "
-            "less memory too."
-        )
-        raise
-
-
-@contextmanager
 def before_the_loader(device: torch.device) -> Iterator[None]:
     """On a GPU, run the block on a stream of higher priority than the loader's, which has the lowest: torch's default.
 
@@ -288,11 +278,9 @@ def set_threads(threads: int | None, world: World) -> None:
     """Set torch's CPU threads: as configured, else this process's share of the cores.
 
     torchrun's default is one thread per process. A single process keeps torch's choice, limited by the quota of CPU
-    time. More threads than twice the cores give a warning.
+    time.
     """
     if threads is None:
         share = max(1, available_cores() // world.local_world_size)
         threads = share if world.local_world_size > 1 else min(share, torch.get_num_threads())
-    elif world.is_main:
-        warn_of_threads("train.threads", threads, world.local_world_size)
     torch.set_num_threads(threads)

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-log = logging.getLogger(__name__)
-
 
 def available_cores() -> int:
     """Number of cores that this process may use: its CPU affinity, or less if a control group limits its CPU time."""
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), cpu_quota())))
-
-
-@functools.cache
-def warn_of_threads(key: str, threads: int, processes_here: int) -> None:
-    """Warn once if there are more than twice as many threads as cores.
-
-    Each of the `processes_here` processes on this machine has this number of threads. `key` is the key of the
-    configuration that sets it.
-    """
-    cores = available_cores()
-    if threads * processes_here > 2 * cores:
-        in_all = f" in each of {processes_here} processes" if processes_here > 1 else ""
-        log.warning(
-            "%s = %d%s, on %d core%s: so many threads slow each other down. Leave the key unset, or set it to %d",
-            key, threads, in_all, cores, "s" * (cores > 1), max(1, cores // processes_here),
-        )  # fmt: skip
 
 
 def cpu_quota(system: Path = Path("/")) -> float:

@@ -43,17 +43,3 @@ def test_a_quota_is_rounded_up_and_limited_by_the_cores(
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
     assert cores.available_cores() == expected
-
-
-def test_threads_far_beyond_the_cores_give_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(cores, "available_cores", lambda: 4)
-    cores.warn_of_threads.cache_clear()
-    for threads, processes in ((1, 1), (8, 1), (2, 4), (9, 1), (9, 1), (3, 4)):
-        cores.warn_of_threads("train.threads", threads, processes)
-    assert caplog.messages == [
-        "train.threads = 9, on 4 cores: so many threads slow each other down. Leave the key unset, or set it to 4",
-        "train.threads = 3 in each of 4 processes, on 4 cores: so many threads slow each other down. Leave the key "
-        "unset, or set it to 1",
-    ]

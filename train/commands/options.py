@@ -28,10 +28,9 @@ class PathOfUser(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path, if it is usable."""
-        if not os.fspath(value).strip():
-            self.fail("the path is empty; is a variable not set?", param, ctx)
-        if is_left_to_shell(os.fsdecode(value)):
-            self.fail(f"{os.fsdecode(value)}: ~ and $NAME are not replaced here; write the path out.", param, ctx)
+        text = os.fsdecode(value)
+        if not text.strip() or is_left_to_shell(text):
+            self.fail(f"{text!r}: ~ and $NAME are not replaced here, and no path is empty; write it out.", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -24,7 +24,7 @@ from peclr_dali.train.config.load import load_config, read_toml
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.config.tables import first_difference, to_toml
 from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS, Checkpoints
-from peclr_dali.writing import remove_leftovers, write_text
+from peclr_dali.writing import write_text
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,8 @@ class RunFolder:
                 f"{self.config_file} is of another run: {difference}. Resume with the configuration that it was "
                 f"started with, or {elsewhere}"
             )
-        remove_leftovers(path for path in vars(self).values() if isinstance(path, Path) and path != self.root)
+        for left_by_a_kill in self.root.glob("*.part"):
+            left_by_a_kill.unlink()
         found = self.checkpoints.latest_undamaged()
         if found is None:
             log.warning("%s holds a run without a checkpoint: starting anew, its logs are dropped", self.root)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peclr_dali.errors import UserError
-from peclr_dali.machine.cores import warn_of_threads
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.trainer import set_threads
@@ -96,15 +95,3 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
     set_threads(None, World())
     assert chosen[-1] == 6
-
-
-def test_many_threads_give_a_warning_of_rank_0(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    monkeypatch.setattr("peclr_dali.machine.cores.available_cores", lambda: 2)
-    warn_of_threads.cache_clear()
-    for threads, rank in ((None, 0), (2, 0), (700, 1), (700, 0)):
-        set_threads(threads, World(rank=rank, world_size=2, local_world_size=2))
-    (message,) = caplog.messages
-    assert message.startswith("train.threads = 700 in each of 2 processes, on 2 cores: ")
