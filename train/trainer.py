@@ -54,8 +54,8 @@ class Task(TrainingState[N, R]):
     config: Any
 
     @abstractmethod
-    def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """Log data, device and settings; called on rank 0."""
+    def log_start(self, index: Index) -> None:
+        """Log what is special to this kind of training; called on rank 0."""
 
     @abstractmethod
     def draw(self, folder: RunFolder) -> None:
@@ -143,7 +143,12 @@ class Trainer:
         build_loader = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
         loader = on_all_ranks(world, partial(build_loader, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
-            task.log_start(index, loader, epoch_steps)
+            where = loader.settings.described
+            log.info(
+                "%d images, %d steps per epoch, %s on %s, %s",
+                *(len(index), epoch_steps, where, world.device, task.precision),
+            )
+            task.log_start(index)
         self._take_steps(task, bad_files, index, loader)
 
     def _restore(self, task: Task[Any, Any], bad_files: BadFiles, path: Path, images: list[int]) -> None:

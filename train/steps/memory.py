@@ -1,19 +1,17 @@
-"""Measures free memory and the memory of autograd graphs, and refuses networks that do not fit."""
+"""Measures free memory and the memory of autograd graphs."""
 
 from __future__ import annotations
 
 import math
 import re
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
-from peclr_dali.errors import UserError
-from peclr_dali.errors.terminal import as_size
 from peclr_dali.machine.cores import control_groups, read
 from peclr_dali.train.distributed.world import World
 
@@ -56,33 +54,6 @@ def _free_in(group: Path) -> float:
         return math.inf
     files = re.findall(r"^(?:active|inactive)_file (\d+)$", cache, re.MULTILINE)
     return int(limit) - int(used) + sum(map(int, files))
-
-
-def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: World, keys: Mapping[str, str]) -> None:
-    """Refuse a network whose weights, gradients and Adam's two moments do not fit into the free memory.
-
-    Args:
-        build: makes the network with random weights. It is called on torch's meta device, which needs no memory.
-        dtype: type of the parameters.
-        world: rank and device of this process.
-        keys: result of `TrainingState.size_keys`, for the `UserError`.
-    """
-    with torch.device("meta"):
-        parts = dict(build().named_children())
-    needed = {name: _values_in_training(part) * dtype.itemsize for name, part in parts.items()}
-    total, free = sum(needed.values()), free_bytes(world)
-    if total > free:
-        largest = max(keys, key=lambda name: needed[name])
-        raise UserError(
-            f"{keys[largest]}: the network needs {as_size(total)} of memory on {world.device} (weights, gradients and "
-            f"Adam's two moments), {as_size(needed[largest])} of it for this key, and {as_size(free)} are free. Choose "
-            f"a smaller network, or give the process more memory"
-        )
-
-
-def _values_in_training(part: nn.Module) -> int:
-    weights = sum(weight.numel() * (4 if weight.requires_grad else 1) for weight in part.parameters())
-    return weights + sum(buffer.numel() for buffer in part.buffers())
 
 
 def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
