@@ -28,7 +28,7 @@ from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.pictures import save_loss
 from peclr_dali.train.steps.batch_statistics import synchronise
 from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views
-from peclr_dali.train.steps.optim import Lars, build_optimizer, describe
+from peclr_dali.train.steps.optim import Lars, build_optimizer
 from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.steps.training_state import compiled
 from peclr_dali.train.trainer import Task, Trainer
@@ -131,8 +131,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return dict(zip(figures, read, strict=True))
 
     def log_start(self, index: Index) -> None:
-        """Log the optimiser, and the sources' rows of a batch if there are several."""
-        log.info("optimiser: %s", describe(self.optimizer))
+        """Log the sources' rows of a batch if there are several."""
         if index.sources:
             rows = rows_per_batch([source.weight for source in index.sources], self.config.train.batch)
             parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]

@@ -34,7 +34,6 @@ from peclr_dali.train.runs.checkpoint import BackgroundWriter, load_checkpoint
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.meter import Meter, profiled
 from peclr_dali.train.runs.pictures import save_views
-from peclr_dali.train.steps.optim import describe
 from peclr_dali.train.steps.training_state import N, R, Result, TrainingState
 
 log = logging.getLogger(__name__)
@@ -124,8 +123,6 @@ class Trainer:
         # The network and its optimiser, new or from the checkpoint.
         build_task = partial(self.build_task, config, world, epoch_steps, index, fresh=checkpoint is None)
         task = on_all_ranks(world, build_task)
-        remedy = 'Install NVIDIA apex on every host or on none, or set optim.backend = "torch"'
-        require_same(world, "optimisers", describe(task.optimizer), remedy)
         require_same(world, "precisions", task.precision, "Set train.precision to one that all hosts have")
         bad_files = BadFiles(index, config.data, folder.quarantine_file, world)
         if checkpoint is not None:
@@ -175,14 +172,12 @@ class Trainer:
         weights = saved["config"]["encoder"]["weights"]
         task.config = self.config = replace(self.config, encoder=replace(self.config.encoder, weights=weights))
         log.info("resuming after step %d from %s", task.steps_done, path)
-        if saved["backend"] != (backend := describe(task.optimizer)):
-            log.info("the checkpoint was made with %s; from here on the optimiser is %s", saved["backend"], backend)
 
     def _take_steps(self, task: Task[Any, Any], bad_files: BadFiles, index: Index, loader: Loader) -> None:
         """The loop: load, compute, log, save, and stop when the ranks agree."""
         config, world, folder = self.config, self.world, self.folder
         gc.freeze()  # the collector skips the objects that exist now, which stay until the end of the run
-        about = {"config": to_dict(config), "images": index.counts, "backend": describe(task.optimizer)}
+        about = {"config": to_dict(config), "images": index.counts}
         with (
             before_the_loader(world.device),
             loader,

@@ -108,8 +108,6 @@ class OptimConfig:
         clip: let LARS lower the learning rate of a tensor, but not raise it.
         eps: added to the denominator of LARS.
         lars: tensors that LARS scales: "all", or "weights": no biases and no norm parameters.
-        backend: the inner Adam: "torch" (fused), "apex" (NVIDIA apex's FusedAdam), or "auto": apex if it is
-            installed and the parameters are on a GPU.
         decay_exempt: parameters without weight decay. "paper": all biases and norm parameters. "upstream": parameters
             with "bias" or "bn" in their names in the authors' code; the norm weights of stem, downsampling and
             projector then decay.
@@ -123,7 +121,6 @@ class OptimConfig:
     clip: bool = True
     eps: NotNegative = 1e-8
     lars: Literal["all", "weights"] = "all"
-    backend: Literal["auto", "torch", "apex"] = "auto"
     decay_exempt: Literal["paper", "upstream"] = "paper"
     warmup_epochs: Epochs = 10.0
 

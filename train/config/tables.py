@@ -23,7 +23,6 @@ FREE_ON_RESUME = (
     "data.regressor",
     "pipelines",
     "encoder.weights",
-    "optim.backend",
     "train.recompute",
     "train.cuda_graph",
     "train.compile",

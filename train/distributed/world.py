@@ -196,7 +196,7 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
             notice when the ranks connect, the process ends 20 s later, with a traceback of all threads.
 
     Raises:
-        UserError: the address of the ranks is missing in the environment.
+        UserError: ranks have different kinds of devices.
         RuntimeError: ranks did not come, or cannot connect to each other.
     """
     on_gpu = world.device.type == "cuda"
@@ -205,12 +205,6 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     if world.world_size == 1:
         yield
         return
-    missing = " and ".join(name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ)
-    if missing:
-        raise UserError(
-            f"WORLD_SIZE = {world.world_size} in the environment, but the ranks cannot meet ({missing} missing): "
-            "start them with torchrun, or unset WORLD_SIZE for a run of one process."
-        )
     if world.world_size > world.local_world_size:
         _choose_interface(os.environ["MASTER_ADDR"])
     # NCCL's sums overlap with the backward pass. By default its stream has the lowest priority, as the loader's.
