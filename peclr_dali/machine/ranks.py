@@ -36,7 +36,7 @@ def described_ranks(rank: int | None = None, world_size: int | None = None) -> R
     """
     if (rank is None) != (world_size is None):
         raise UserError(f"rank = {rank} and world_size = {world_size}: expected both, or none, as under torchrun")
-    ranks = Ranks(*(int(os.environ.get(name.upper(), default)) for name, default in Ranks._field_defaults.items()))
+    ranks = Ranks(*(int(os.environ.get(name.upper(), str(default))) for name, default in Ranks._field_defaults.items()))
     if rank is not None and world_size is not None:
         ranks = ranks._replace(rank=rank, world_size=world_size)
     unnumbered = rank is None and ranks.world_size > 1 and "RANK" not in os.environ  # all would load the same

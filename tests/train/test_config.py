@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
@@ -160,13 +159,6 @@ def test_errors_name_the_source(two_sources: Path, override: str, message: str) 
     with pytest.raises(UserError) as caught:
         load(override, files=[two_sources])
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_the_demo_runs_on_one_process_and_on_two(world_size: int) -> None:
-    train = load(files=[ROOT / "configs" / "demo.toml"]).train
-    shares = [micro_batch_share(train.batch, train.micro_batch, rank, world_size) for rank in range(world_size)]
-    assert sum(len(share) for share in shares) == train.batch
 
 
 @pytest.mark.parametrize("kind", [Config, FinetuneConfig])

@@ -114,9 +114,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "override",
     [
-        "optim.warmup_epochs=1e6", "loss.temperature=1e-12", f"run.seed={2**63 - 1}", "optim.lr=1e18",
-        "data.label_fraction=1e-12", "geometry.scale=[0.001, 0.001]", "geometry.scale=[1000, 1000]",
-        "geometry.rotation_deg=[-1e6, 1e6]", "colour.value_scale=[1e6, 1e6]", "pipelines.ahead=1024",
+        "optim.warmup_epochs=1e6", "loss.temperature=1e-12", "optim.lr=1e18", "geometry.scale=[1000, 1000]",
+        "geometry.rotation_deg=[-1e6, 1e6]", "pipelines.ahead=1024",
     ],
 )  # fmt: skip
 def test_a_run_at_the_bounds_ends_well_or_in_one_line(

@@ -171,11 +171,8 @@ def described_world(device: str = "auto") -> World:
     if device == "cuda" and not available:
         raise UserError('train.device = "cuda", but torch sees no GPU here: set it to "cpu" or "auto", see nvidia-smi')
     processes = max(local_world_size, local_rank + 1)  # a launcher may set LOCAL_RANK only
-    if available and processes > torch.cuda.device_count():  # on all ranks of this machine
-        raise UserError(
-            f"{processes} processes on this machine, but each sees {torch.cuda.device_count()} GPUs: start "
-            "torchrun with --nproc-per-node of at most that number, or add --set train.device=cpu"
-        )
+    if available and processes > (gpus := torch.cuda.device_count()):  # on all ranks of this machine
+        raise UserError(f"{processes} processes on this machine see {gpus} GPUs: start fewer, or set train.device=cpu")
     place = torch.device("cuda", local_rank) if available else torch.device("cpu")
     return World(rank, world_size, local_rank, place, local_world_size)
 

@@ -139,7 +139,7 @@ class Probe:
 
     def _in_2d(self, table: Tensor) -> Tensor:
         """The 2D keypoints (M, K, 2), in sides of the view, of 2.5D or 2D poses."""
-        return table.unflatten(1, (len(HAND), -1))[..., :2]
+        return table.reshape(len(table), len(HAND), -1)[..., :2]
 
 
 def build_probe(index: Index, config: Config, world: World) -> Probe | None:

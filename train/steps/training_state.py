@@ -133,19 +133,10 @@ class TrainingState(ABC, Generic[N, R]):
         """Load a checkpoint's `state_dict` and step. Any kind of error may be raised if it does not fit."""
         self.network.load_state_dict(saved["network"])
         self.optimizer.load_state_dict(saved["optimizer"])
-        for group in self.optimizer.param_groups:
-            if not all(isinstance(group[key], float) for key in ("lr", "initial_lr", "weight_decay")):
-                raise TypeError("a learning rate or weight decay that is not a number")
-        for parameter, moments in self.optimizer.state.items():
-            for name, value in moments.items():
-                if not isinstance(value, Tensor) or value.shape not in (parameter.shape, ()):
-                    raise ValueError(f"{name} of the optimiser does not fit a tensor of {tuple(parameter.shape)}")
         if saved["scaler"]:
             self.scaler.load_state_dict(saved["scaler"])
         self.steps_done = saved["step"]
         self.scheduler.load_state_dict(saved["scheduler"])
-        if self.steps_done < 0 or self.scheduler.last_epoch != self.steps_done:
-            raise ValueError(f"step {self.steps_done}, but {self.scheduler.last_epoch} steps of the learning rate")
 
 
 def compiled(forward: M, on: bool) -> M:

@@ -79,7 +79,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(os, "environ", os.environ | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"})
-    with pytest.raises(UserError, match=r"4 processes on this machine, but each sees 1 GPUs: .* train.device=cpu"):
+    with pytest.raises(UserError, match=r"4 processes on this machine see 1 GPUs: .* train.device=cpu"):
         described_world()
     assert described_world("cpu").rank == 3
 
