@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from filelock import FileLock, Timeout
 
+from peclr_dali import __version__
 from peclr_dali.errors import UserError
 from peclr_dali.shipped import PACKAGE
 from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -171,7 +172,7 @@ def _commit() -> str:
     """The checkout's commit, marked if files other than the rows of measurements have changed; or the release."""
     checkout = PACKAGE.parent
     if not (checkout / ".git").exists():  # installed, perhaps below somebody else's checkout
-        return version("peclr-dali")
+        return __version__
 
     def git(*words: str) -> str:
         return subprocess.check_output(["git", *words], cwd=checkout, stderr=subprocess.DEVNULL, text=True, timeout=10)

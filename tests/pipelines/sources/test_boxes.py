@@ -102,16 +102,16 @@ def test_a_source_with_one_hand_in_an_image_keeps_its_images(tmp_path: Path) -> 
 
 
 def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path, root: Path) -> None:
-    from tools.find_boxes import HEADER, FoundHand, as_csv
+    from tools.find_boxes import COLUMNS, hand_row
 
-    whole = FoundHand(np.full((21, 2), [20.0, 30.0]) + np.arange(21)[:, None], "left", 0.9).row("a.jpg")
+    whole = hand_row("a.jpg", "left", np.full((21, 2), [20.0, 30.0]) + np.arange(21)[:, None])
     boxes = tmp_path / "boxes.csv"
-    boxes.write_bytes(HEADER.encode() + as_csv([whole[:7], whole]).replace(b"20.0", b"21.0", 1))
+    boxes.write_text("\n".join(map(",".join, [COLUMNS, ["a.jpg", "21.0", *whole[2:6]], whole])))
     keypoints_px = load_folder(DataConfig("folder", str(root), box=str(boxes))).keypoints_px
     assert keypoints_px is not None
     assert np.isnan(keypoints_px).all(axis=(1, 2)).tolist() == [True, False]
     for cell in ("x", "", "inf", "1e300"):
-        boxes.write_bytes(HEADER.encode() + as_csv([[*whole[:-1], cell]]))
+        boxes.write_text("\n".join(map(",".join, [COLUMNS, [*whole[:-1], cell]])))
         with pytest.raises(UserError, match=r"line 2: .* are no landmarks; expected 42 numbers"):
             load_folder(DataConfig("folder", str(root), box=str(boxes)))
 

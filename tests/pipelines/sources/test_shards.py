@@ -115,7 +115,7 @@ def test_splits_versions_and_bad_lists_are_those_of_the_packed_data(tmp_path: Pa
             assert ours.partners is not None
             assert theirs.partners is not None
             np.testing.assert_array_equal(ours.partners.rows, theirs.partners.rows)
-    write_bad_list(tmp_path / "bad.jsonl", {"shard-000000.tar/000000007.jpg": "for a test"}, checked=80)
+    write_bad_list(tmp_path / "bad.jsonl", {"shard-000000.tar/000000007.jpg": "for a test"})
     left = load_index(DataConfig("shards", str(tmp_path / "packed"), bad_list=str(tmp_path / "bad.jsonl")))
     assert len(left) == 79
     with pytest.raises(UserError, match=r"data\.part = 'evaluation': it was chosen when the tar files were made"):

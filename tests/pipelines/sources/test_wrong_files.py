@@ -49,7 +49,7 @@ def home() -> Iterator[Path]:
 def write_data(home: Path) -> Path:
     for name in ("a.jpg", "b.jpg"):
         layouts.write_image(home / "folder" / name, 60, 40)
-    write_bad_list(home / "bad.jsonl", {"a.jpg": "for a test"}, checked=2)
+    write_bad_list(home / "bad.jsonl", {"a.jpg": "for a test"})
     (home / "boxes.csv").write_text("file,x0,y0,x1,y1\na.jpg,5,5,35,35\nb.jpg,5,5,35,35\n")
     np.save(home / "regressor.npy", np.ones((16, 778)) / 778)
     write_part(home / "freihand", "training", 2, 8)
@@ -93,7 +93,7 @@ def test_names_that_are_not_utf8_are_names_like_others(tmp_path: Path) -> None:
         (tmp_path / "plain.jpg").rename(root / image)
     index = load_index(DataConfig(source="folder", root=str(root)))
     assert index.paths == ["b.jpg", f"{name}.jpg"]
-    write_bad_list(tmp_path / "bad.jsonl", {f"{name}.jpg": "for a test"}, checked=2)
+    write_bad_list(tmp_path / "bad.jsonl", {f"{name}.jpg": "for a test"})
     left = load_index(DataConfig(source="folder", root=str(root), bad_list=str(tmp_path / "bad.jsonl")))
     assert left.paths == ["b.jpg"]
     assert pack(index, tmp_path / f"out_{name}", per_tar=1, workers=1).samples == 2
