@@ -10,14 +10,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from filelock import FileLock, Timeout
 
-from peclr_dali import __version__
 from peclr_dali.errors import UserError
 from peclr_dali.shipped import PACKAGE
 from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -172,7 +171,9 @@ def _commit() -> str:
     """The checkout's commit, marked if files other than the rows of measurements have changed; or the release."""
     checkout = PACKAGE.parent
     if not (checkout / ".git").exists():  # installed, perhaps below somebody else's checkout
-        return __version__
+        with suppress(PackageNotFoundError):  # a checkout from a ZIP
+            return version("peclr-dali")
+        return "unknown"
 
     def git(*words: str) -> str:
         return subprocess.check_output(["git", *words], cwd=checkout, stderr=subprocess.DEVNULL, text=True, timeout=10)
