@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import each_source
 from peclr_dali.synthetic import make_dataset
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
@@ -70,7 +69,7 @@ def test_it_has_the_configuration_of_its_recipe() -> None:
     found = load_pose_run(NETWORK)
     assert (found.config.encoder.name, found.config.pose) == (recipe.encoder.name, recipe.pose)
     assert found.config.geometry.side_px == recipe.geometry.side_px
-    assert found.box_margin == each_source(recipe.data)[0].box_margin
+    assert found.box_margin == recipe.data[0].box_margin
     assert NETWORK.stat().st_size <= 25e6
 
 
