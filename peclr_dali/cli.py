@@ -89,7 +89,7 @@ class Commands(click.Group):
             _fail(f"{error}: pip install 'peclr-dali[all]' installs what all commands need")
         except Exception as error:
             if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
-                _fail(f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path and its permissions")
+                _fail(f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path, its permissions and the disk")
             if not _ranks_are_joined():
                 raise
             sys.excepthook(*sys.exc_info())  # torch's, which names the rank in each line

@@ -18,7 +18,6 @@ from peclr_dali.models.health import health
 from peclr_dali.models.losses.nt_xent import NTXent, loss_at_chance
 from peclr_dali.models.network import ContrastiveNetwork, build_network
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import rows_per_batch
 from peclr_dali.pipelines.samples.shares import micro_batch_share
@@ -131,16 +130,8 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         read = torch.stack([figure.double() for figure in figures.values()]).tolist()  # waits for the device once
         return dict(zip(figures, read, strict=True))
 
-    def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """Log sizes, where pixels are made and precision, and the sources' rows of a batch if there are several."""
-        log.info(
-            "%d images, %d steps per epoch, %s on %s, %s",
-            len(index),
-            steps_per_epoch,
-            loader.settings.described,
-            self.world.device,
-            self.precision,
-        )
+    def log_start(self, index: Index) -> None:
+        """Log the sources' rows of a batch if there are several."""
         if index.sources:
             rows = rows_per_batch([source.weight for source in index.sources], self.config.train.batch)
             parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]

@@ -170,7 +170,7 @@ class EpochLoader:
     def __init__(
         self, index: Index, rows: range, *, batch: int, seed: int, device: torch.device, **loader: Any
     ) -> None:
-        self._steps = steps_per_epoch(index, batch)
+        self._steps = steps_per_epoch(index, batch, table="")
         self.index, self.quarantine, self.device = index, Quarantine(), device
         self._schedule = Schedule(build_order(index, batch=batch, seed=seed), RankSlice(batch, rows.start, rows.stop))
         self._make = partial(Loader, index, device=device, quarantine=self.quarantine, **loader)

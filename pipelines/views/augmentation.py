@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import Factor, Fraction, PositiveFraction
+from peclr_dali.bounds import STRICT, Factor, Fraction, PositiveFraction
 from peclr_dali.pipelines.views.appearance import AppearanceConfig as AppearanceConfig
 from peclr_dali.pipelines.views.ranges import Ordered, Range
 
 G = TypeVar("G", bound="GeometryConfig")
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class GeometryConfig:
     """Random affine map of a view (paper, supplement, "Self-supervised pre-training").
 
@@ -62,7 +62,7 @@ def without_augmentation(geometry: G) -> G:
     return replace(geometry, **values)
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class ColourConfig:
     """Colour jitter of a view (paper, supplement): hue, saturation and value of HSV.
 
@@ -97,7 +97,7 @@ class ColourConfig:
         return value
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class Augmentation:
     """The augmentations of a view: the three tables geometry, colour and appearance of a configuration."""
 

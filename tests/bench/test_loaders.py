@@ -59,7 +59,7 @@ def test_both_images_of_a_pair_are_counted(images: Path) -> None:
     data = DataConfig(source="folder", root=str(images))
     index, rows = load_index(data), np.arange(48)
     index = dataclasses.replace(index, partners=of_pairs(np.stack([rows, (rows + 24) % 48], axis=1), 48))
-    config = Config(data=data, pipelines=PipelinesConfig(threads=1))
+    config = Config(data=(data,), pipelines=PipelinesConfig(threads=1))
     make_loader = partial(make_endless_loader, index, config, 16, CPU)
     for batches in (our_batches(index, config, 16, CPU), read_only(make_loader), decode_only(make_loader, 48)):
         assert next(batches) == 32
@@ -81,7 +81,7 @@ def test_files_are_checked_before_anything_is_measured(images: Path, tmp_path: P
 def test_packed_data_is_measured(images: Path, tmp_path: Path) -> None:
     source = DataConfig(source="folder", root=str(images), box_margin=1.0)
     pack(load_index(source), tmp_path / "shards", per_tar=20, workers=1)
-    config = Config(data=DataConfig(source="shards", root=str(tmp_path / "shards")))
+    config = Config(data=(DataConfig(source="shards", root=str(tmp_path / "shards")),))
     rounds, index = Rounds(repeats=2, repeat_s=0.05, warmup_s=0.05), load_index(config.data)
     found = compare_loaders(config, index, rounds, batch=16, peers=True, device=CPU, progress=print)
     assert [entry["name"] for entry in found["loaders"]] == ["this loader"]

@@ -22,7 +22,6 @@ from peclr_dali.bench.studies.run import run_and_record
 from peclr_dali.bench.studies.scales import Dataset, Scale
 from peclr_dali.bench.studies.study import SCALES, Arm, Claim, Study
 from peclr_dali.cli import main
-from peclr_dali.pipelines.config import each_source
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
@@ -82,10 +81,10 @@ def test_arms_of_the_same_name_in_the_same_folder_are_the_same() -> None:
 def test_pretraining_on_two_sources_sees_each_as_pretraining_on_one_does() -> None:
     for scale in SCALES:
         study = tables_2_3.high_resolution(scale)
-        both, arm = each_source(study.pretraining("two", 0).config.data), study.pretrain["two"]
+        both, arm = study.pretraining("two", 0).config.data, study.pretrain["two"]
         for dataset, source in zip(arm.data, both, strict=True):
             alone = replace(study, pretrain={"two": replace(arm, data=(dataset,))})
-            assert [source] == list(each_source(alone.pretraining("two", 0).config.data))
+            assert [source] == list(alone.pretraining("two", 0).config.data)
 
 
 def test_some_arms_run_with_what_they_start_from_and_no_others() -> None:

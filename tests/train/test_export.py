@@ -15,7 +15,6 @@ import onnxruntime
 import pytest
 import torch
 
-from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.synthetic import make_dataset
 from peclr_dali.train.config.tables import to_dict
@@ -57,7 +56,7 @@ def test_a_network_in_one_small_file_is_taken_as_a_run(run: Path, tmp_path: Path
     """By everything that reads a checkpoint; its weights are those of the run, rounded to half precision."""
     out = tmp_path / "hand.safetensors"
     saved = load_checkpoint(load_pose_run(run).path)
-    saved["config"]["data"] = [saved["config"]["data"], {**saved["config"]["data"], "root": "elsewhere"}]
+    saved["config"]["data"] += [{**saved["config"]["data"][0], "root": "elsewhere"}]
     for name, value in saved["network"].items():
         if "running" in name:
             value += 1 / 3  # half precision would round it
@@ -79,11 +78,6 @@ def test_a_network_in_one_small_file_is_taken_as_a_run(run: Path, tmp_path: Path
     assert run_cli("export", str(tmp_path / "pose.pth"), str(half), "--half") == 0
     rounded = start_pose_network(replace(encoder, weights=str(half)), found.config.pose, 32).network.encoder
     torch.testing.assert_close(rounded.state_dict(), found.network.encoder.state_dict(), rtol=0, atol=0)
-    content = bytearray(out.read_bytes())
-    content[-1000] ^= 1
-    out.write_bytes(content)
-    with pytest.raises(UserError, match=r"hand.safetensors is damaged: its tensors do not have their checksum"):
-        load_pose_run(out)
 
 
 @pytest.fixture(scope="module")

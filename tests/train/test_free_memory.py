@@ -15,11 +15,8 @@ from tests.train import tiny_run
 
 GIB = 2**30
 V2 = "0::/kubepods/pod7\n"
-V1 = "5:memory:/pods/pod7\n4:cpu,cpuacct:/pods\n0::/pods\n"
 STAT = f"anon 5\ninactive_file {GIB}\nactive_file {GIB}\n"
 ODD = "alone\n\nx y z\ninactive_file ?\n"
-STAT_V1 = f"inactive_file 1\ntotal_inactive_file {2 * GIB}\ntotal_active_file 0\n"
-NO_LIMIT_V1 = "9223372036854771712\n"
 
 
 @pytest.mark.parametrize(
@@ -33,8 +30,6 @@ NO_LIMIT_V1 = "9223372036854771712\n"
         (V2, {"memory.max": "max", "memory.current": 3 * GIB}, math.inf),
         (V2, {}, math.inf),
         ("", {}, math.inf),
-        (V1, {f"memory/pods/pod7/memory.{name}": value for name, value in
-              (("limit_in_bytes", 8 * GIB), ("usage_in_bytes", 7 * GIB), ("stat", STAT_V1))}, 3 * GIB),
     ],
 )  # fmt: skip
 def test_the_least_free_control_group_counts(

@@ -88,13 +88,12 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
     The exit code is 0 if every image can be used, 1 if some cannot, and 2 if none can or the check failed.
     """
     config = pretraining_config(files, overrides)
-    from peclr_dali.pipelines.config import each_source
     from peclr_dali.pipelines.sources import load_index
     from peclr_dali.train.data.check_data import check_data as check
     from peclr_dali.train.distributed.world import described_world
     from peclr_dali.train.runs.log import progress_bar
 
-    source, *others = each_source(config.data)
+    source, *others = config.data
     if others:
         raise UserError(f"{1 + len(others)} tables [[data]]: a list has the files of one source. Check each by itself.")
     index = load_index(replace(source, bad_list=None, label_fraction=1.0))  # all its files
@@ -142,13 +141,12 @@ def pack(
     else:
         config = pretraining_config(files, overrides)
         from peclr_dali.machine.cores import available_cores
-        from peclr_dali.pipelines.config import each_source
         from peclr_dali.pipelines.sources import load_index
         from peclr_dali.pipelines.sources.shards.load import choices
         from peclr_dali.pipelines.sources.shards.pack import pack as run
         from peclr_dali.train.runs.log import progress_bar
 
-        source, *others = each_source(config.data)
+        source, *others = config.data
         if others:
             raise UserError(f"{1 + len(others)} tables [[data]]: tar files hold one source. Pack each by itself.")
         index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads them

@@ -12,7 +12,7 @@ import click
 
 from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands.options import COUNT, FILE, PATH, FiniteRange, config_options, say
+from peclr_dali.train.commands.options import COUNT, FILE, PATH, config_options, say
 
 
 @click.command()
@@ -89,7 +89,7 @@ def evaluate(
 @click.option(
     "--scale-m",
     default=None,
-    type=FiniteRange(0, 1, min_open=True),
+    type=click.FloatRange(0, 1, min_open=True),
     help="Length of the reference bone in metres; the pose is then in metres. A hand's reference bone is the first "
     "phalanx of the middle finger.",
 )

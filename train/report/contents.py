@@ -10,7 +10,6 @@ from typing import Any
 
 from peclr_dali.errors import UserError
 from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.load import load_config, read_toml
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.runs.folder import RunFolder
 
@@ -64,15 +63,12 @@ def read_run(root: Path) -> Run:
         UserError: the folder is not a run's folder, or it has not trained yet.
     """
     folder = RunFolder(root, keep=1)
-    tables = read_toml(folder.config_file) if folder.config_file.exists() else {}
-    if not tables:
+    if not (folder.config_file.exists() and folder.config_file.stat().st_size):
         raise UserError(
             f"{root} is not a run's folder: {folder.config_file.name} is missing or empty; expected a folder that "
             "pretrain or finetune wrote. Name such a folder"
         )
-    kind: type[Config | FinetuneConfig] = FinetuneConfig if "pose" in tables else Config
-    config = load_config(kind, [folder.config_file], [])
-    name = root.name
+    config, name = folder.read_config(), root.name
     if isinstance(config, FinetuneConfig):
         starts = {"random": "from scratch", "imagenet": "from ImageNet"}
         name = starts.get(config.encoder.weights, "pre-trained")

@@ -12,7 +12,7 @@ import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.encoders import build_encoder
-from peclr_dali.pipelines.config import each_source, is_address
+from peclr_dali.pipelines.config import is_address
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.probe.features import Pixels, features_of_rows, trained_encoder
 from peclr_dali.train.report.contents import Run
@@ -57,7 +57,7 @@ def neighbours(runs: Sequence[Run]) -> list[Section]:
 def _before_and_after(run: Run) -> tuple[int, int, list[Picture]]:
     """The step of the newest checkpoint, the number of images, and a picture for each query."""
     config = run.config
-    if any(is_address(source.root) for source in each_source(config.data)):
+    if any(is_address(source.root) for source in config.data):
         raise UserError("the images are at an address, and are not fetched for a picture")
     path = find_checkpoint(run.folder.root, "the folder of a run with a checkpoint")
     saved = load_checkpoint(path)

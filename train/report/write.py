@@ -9,7 +9,6 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import each_source
 from peclr_dali.skeleton import FINGERS, HAND
 from peclr_dali.train.report import charts, galleries, numbers
 from peclr_dali.train.report.contents import Run, measured, read_runs
@@ -70,8 +69,7 @@ def _title(runs: Sequence[Run]) -> str:
 def _is_rendered(run: Run) -> bool:
     """Whether a run's images are of `make-data`."""
     return any(
-        source.source == "freihand" and (Path(source.root) / "dataset.json").exists()
-        for source in each_source(run.config.data)
+        source.source == "freihand" and (Path(source.root) / "dataset.json").exists() for source in run.config.data
     )
 
 

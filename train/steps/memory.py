@@ -11,7 +11,7 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
-from peclr_dali.machine.control_groups import groups, read
+from peclr_dali.machine.cores import control_groups, read
 from peclr_dali.train.distributed.world import World
 
 _BLOCK_BYTES = 512
@@ -41,19 +41,15 @@ def free_bytes(world: World, headroom_bytes: int = 0) -> int:
 
 def free_in_control_groups(system: Path = Path("/")) -> float:
     """Smallest number of free bytes among this process's control group and those above it; infinity without a limit."""
-    return min((_free_in(group) for group in groups("memory", system)), default=math.inf)
+    return min((_free_in(group) for group in control_groups(system)), default=math.inf)
 
 
 def _free_in(group: Path) -> float:
     """Free bytes of a group, its page cache among them; infinity if it has no limit that can be read."""
     limit, used, cache = (read(group / f"memory.{name}") for name in ("max", "current", "stat"))
-    prefix = ""
-    if not limit:  # version 1
-        limit, used = (read(group / f"memory.{name}_in_bytes") for name in ("limit", "usage"))
-        prefix = "total_"
     if not (limit.isdecimal() and used.isdecimal()):
         return math.inf
-    files = re.findall(rf"^{prefix}(?:active|inactive)_file (\d+)$", cache, re.MULTILINE)
+    files = re.findall(r"^(?:active|inactive)_file (\d+)$", cache, re.MULTILINE)
     return int(limit) - int(used) + sum(map(int, files))
 
 

@@ -61,11 +61,11 @@ class TrainingState(ABC, Generic[N, R]):
 
     def __init__(self, config: Config | FinetuneConfig, world: World, steps_per_epoch: int, *, fresh: bool) -> None:
         self.world, train = world, config.train
-        random = dataclasses.replace(config.encoder, weights="random")
         self.precision = resolve_precision(config, world.device)
         self.dtype, self.autocast_dtype = PRECISIONS[self.precision]
         self.total_steps = train.epochs * steps_per_epoch
-        self.network = self.build_network(config.encoder if fresh else random).to(world.device, self.dtype)
+        encoder = config.encoder if fresh else dataclasses.replace(config.encoder, weights="random")
+        self.network = self.build_network(encoder).to(world.device, self.dtype)
         layout = torch.channels_last if train.channels_last else torch.contiguous_format
         for parameter in self.network.parameters():
             if parameter.ndim == 4:  # some models of timm have kernels of rank 5, which have no such layout
