@@ -159,7 +159,7 @@ def test_a_network_that_computes_something_else_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-EXAMPLE = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "onnx.md").read_text(), re.DOTALL)
+EXAMPLE = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
 
 
 @pytest.fixture(scope="module")
