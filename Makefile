@@ -49,7 +49,7 @@ demo: $(STAMP)  ## make data, pre-train, fine-tune, evaluate, predict; ends with
 	$(BIN)/python cli.py predict networks/hand_photos_rn18.safetensors runs/ten_hands --box runs/ten_hands/boxes.csv \
 	    --out runs/predictions_demo
 	$(BIN)/python cli.py report runs/demo runs/finetune_demo runs/demo_scratch --predictions runs/predictions_demo \
-	    --title "100 labelled images: from networks/peclr_rn18, and from scratch" --out runs/report.html
+	    --title "100 labelled images: from the encoder pre-trained above, and from scratch" --out runs/report.html
 
 photographs: $(STAMP) $(SIGNS)/images  ## pre-train on photographs of hands, and tell digits apart by its features
 	$(BIN)/uv run tools/find_boxes.py $(SIGNS)/images $(SIGNS)/boxes.csv

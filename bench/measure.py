@@ -1,12 +1,12 @@
-"""Measures how many images an iterator yields per second, and the processor time that it takes."""
+"""Measures how many images a loader makes per second, and the processor time that it takes."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +16,8 @@ from scipy.special import stdtrit
 
 from peclr_dali.errors import UserError
 
-Start = Callable[[], Iterator[int]]
-"""Makes an endless iterator; each item is the number of source images in a finished batch."""
+Start = Callable[[], Generator[int]]
+"""Makes an endless generator; each item is the number of source images in a finished batch."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of repeats done and the number of all repeats."""
@@ -86,23 +86,17 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """How long to measure.
+    """How long to measure."""
 
-    Attributes:
-        repeats: number of rounds; each times everything once. At least 2, for an interval.
-        repeat_s: minimum length of a repeat, which ends with a batch.
-        warmup_s: seconds after the first batch that are not measured. The start-up is not measured either.
-    """
-
-    repeats: int = 5
-    repeat_s: float = 2.0
-    warmup_s: float = 2.0
+    repeats: int  # rounds; each times everything once. At least 2, for an interval
+    repeat_s: float  # minimum length of a repeat, which ends with a batch
+    warmup_s: float = 2.0  # after the first batch, not measured. The start-up is not measured either
 
 
 def measure_in_rounds(starts: Sequence[Start], rounds: Rounds, progress: Progress) -> list[Rate]:
-    """Time endless iterators in their steady state, in turn: A B C, A B C, ..., so that a drift affects all of them.
+    """Time endless generators in their steady state, in turn: A B C, A B C, ..., so that a drift affects all of them.
 
-    Each round starts each iterator again. Only one iterator runs at a time. An iterator that ends is a RuntimeError.
+    Each round starts each of them again. Only one runs at a time. One that ends is a RuntimeError.
     """
     repeats: list[list[Repeat]] = [[] for _ in starts]
     total = rounds.repeats * len(starts)
@@ -114,19 +108,15 @@ def measure_in_rounds(starts: Sequence[Start], rounds: Rounds, progress: Progres
 
 
 def _repeat(start: Start, rounds: Rounds) -> Repeat:
-    batches = start()
-    try:
+    with closing(start()) as batches:
         _take(batches, 0)
         _take(batches, rounds.warmup_s)
         cpu_before_s = cpu_seconds()
         images, seconds = _take(batches, rounds.repeat_s)
         return Repeat(images, seconds, cpu_seconds() - cpu_before_s)
-    finally:
-        if isinstance(batches, Generator):
-            batches.close()
 
 
-def _take(batches: Iterator[int], least_s: float) -> tuple[int, float]:
+def _take(batches: Generator[int], least_s: float) -> tuple[int, float]:
     """Take batches for at least `least_s` seconds. Returns the number of images and the seconds."""
     images, began_s = 0, time.perf_counter()
     for count in batches:
@@ -134,7 +124,7 @@ def _take(batches: Iterator[int], least_s: float) -> tuple[int, float]:
         seconds = time.perf_counter() - began_s
         if seconds >= least_s:
             return images, seconds
-    raise RuntimeError(f"the iterator ended after {images} images; an iterator to measure must not end")
+    raise RuntimeError(f"the loader ended after {images} images; one to measure must not end")
 
 
 def cpu_seconds() -> float:

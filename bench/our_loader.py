@@ -1,13 +1,17 @@
-"""Our loader as the benchmarks run it."""
+"""Our loader as the benchmarks run it: whole, and each alone its parts that come before the views."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
+from itertools import cycle
 
 import torch
 
 from peclr_dali.pipelines.loader import Loader
-from peclr_dali.pipelines.render.settings import Settings
+from peclr_dali.pipelines.render.chunk import Chunk
+from peclr_dali.pipelines.render.dali_graph import decode_pipeline
+from peclr_dali.pipelines.render.runner import run_chunks
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
 from peclr_dali.train.config.pretraining import Config
@@ -29,11 +33,23 @@ def our_batches(index: Index, config: Config, batch: int, device: torch.device) 
             yield loader.images * len(made)
 
 
-def where_pixels_are_made(settings: Settings) -> dict[str, str]:
-    """For a row: the values of `pipelines.decoder` and `pipelines.views` that were chosen."""
-    return {"decoder": settings.decoder, "views": settings.views}
+def read_only(make_loader: Callable[[], Loader]) -> Generator[int]:
+    """Read files from the page cache, check and queue them with all reader threads, and plan the views."""
+    with make_loader() as loader:
+        for chunk in loader.chunks():
+            yield len(chunk.files)
 
 
-def name_of(device: torch.device) -> str:
-    """The GPU's name, or "none" for a CPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
+def decode_only(make_loader: Callable[[], Loader], files: int) -> Generator[int]:
+    """Run the decoder's pipeline on bytes in memory: again and again on eight chunks or more, with so many files.
+
+    As in the loader, only the regions of large images are decoded that the views reach.
+    """
+    with make_loader() as loader:
+        kept: list[Chunk] = []
+        for chunk in loader.chunks():
+            kept.append(chunk)
+            if len(kept) >= 8 and sum(len(one.files) for one in kept) >= files:
+                break
+        for chunk, _ in run_chunks(partial(decode_pipeline, loader.settings), cycle(kept)):
+            yield len(chunk.files)

@@ -1,30 +1,22 @@
-"""Makes, prints, writes and reads the rows of bench/results/."""
+"""Writes and reads the rows of bench/results/, and makes tables."""
 
 from __future__ import annotations
 
 import datetime
-import errno
 import fcntl
 import json
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import psutil  # type: ignore[import-untyped]
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
-from rich.table import Table
 
 from peclr_dali.errors import UserError
 from peclr_dali.machine.cores import available_cores
 from peclr_dali.parsing import parse_json, regular
 
 Row = Mapping[str, Any]
-
-_TABLE_WIDTH = 128  # a narrower terminal wraps the lines
 
 
 def describe_machine() -> dict[str, str | int]:
@@ -44,42 +36,16 @@ def describe_machine() -> dict[str, str | int]:
     return found | versions()
 
 
-def show(*parts: RenderableType) -> None:
-    """Print tables and lines to the terminal."""
-    for part in parts:
-        if isinstance(part, str):
-            click.echo(part)
-        else:
-            Console(width=max(Console().width, _TABLE_WIDTH)).print(part)
-
-
-def as_table(title: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
-    """A table for the terminal; its first column is aligned to the left, the others to the right."""
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if place else "left", no_wrap=True)
-    for line in lines:
-        table.add_row(*line)
-    return table
-
-
 def append(file: Path, row: Row) -> None:
-    """Add a row to a file, whole or not at all. Several processes may append at once.
-
-    Raises:
-        OSError: the disk is full, or the like; the row is in its notes.
-    """
-    line = f"{json.dumps(row)}\n".encode()
+    """Add a row to a file. Several processes may append at once. If it fails, the row is in the error's notes."""
+    line = f"{json.dumps(row)}\n"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("ab", buffering=0) as opened:
+        with file.open("a") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX)
-            size = opened.seek(0, os.SEEK_END)
-            if opened.write(line) < len(line):
-                opened.truncate(size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+            opened.write(line)
     except OSError as error:
-        error.add_note(f"The row is: {line.decode()}")
+        error.add_note(f"The row is: {line}")
         raise
 
 
@@ -98,22 +64,9 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_of(file: Path) -> Iterator[Row]:
-    """Rows of a file, each with its "place"; empty if there is no such file."""
-    for number, row in enumerate(read_rows(file) if file.exists() else [], 1):
-        yield {**row, "place": f"`{file.name}`, row {number}"}
-
-
-def measured_on(row: Row) -> str:
-    """Place, machine, date and commit of a row of `rows_of`, in words."""
-    machine = row["machine"]
-    cores = row.get("settings", {}).get("cores", machine["cores"])
-    where = machine["gpu"] if machine["gpu"] != "none" else "no GPU"
-    return (
-        f"{row['place']}: {cores} cores of an {machine['cpu']}, {where}, {machine['date']}, commit {machine['commit']}"
-    )
-
-
 def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    return "".join(f"| {' | '.join(row)} |\n" for row in [heads, ["---"] * len(heads), *lines])
+    """A table in Markdown, its columns aligned."""
+    rows = [heads, ["---"] * len(heads), *lines]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in padded)

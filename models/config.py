@@ -5,14 +5,12 @@ This file imports neither torch nor DALI nor Numba, so that a mistake in a confi
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, field_validator
+from pydantic import field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import Positive, Width, one_of
-from peclr_dali.errors import UserError
+from peclr_dali.bounds import STRICT, Positive, Width, one_of
 from peclr_dali.skeleton import HAND
 
 Variant = Literal["paper", "upstream", "direct", "none"]
@@ -34,7 +32,7 @@ WEIGHTS_EXPECTED: Final = (
 )
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class EncoderConfig:
     """The encoder and its starting weights.
 
@@ -57,24 +55,13 @@ class EncoderConfig:
         return value
 
 
-def require_weights(weights: str) -> None:
-    """Check that `EncoderConfig.weights` of a fine-tuning run names weights or a path that exists.
-
-    Raises:
-        UserError: the path does not exist.
-    """
-    if weights not in ("imagenet", "random") and not Path(weights).exists():
-        expected = f"a run's folder, a checkpoint, {WEIGHTS_EXPECTED}"
-        raise UserError(f"encoder.weights = {weights!r} does not exist: expected {expected}")
-
-
 def encoder_class(name: str) -> str | None:
     """The value in `ENCODERS` for the name of an encoder; None if there is none."""
     family, slash, _ = name.partition("/")
     return ENCODERS.get(family + slash)
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class ProjectorConfig:
     """Sizes of the projection head; the defaults are the authors'.
 
@@ -96,7 +83,7 @@ class ProjectorConfig:
         return value
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class EquivarianceConfig:
     """How the augmentation is undone in the projections.
 
@@ -112,7 +99,7 @@ class EquivarianceConfig:
     detach_range: bool = True
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class LossConfig:
     """The loss of pre-training.
 
@@ -125,7 +112,7 @@ class LossConfig:
     temperature: Positive = 0.5
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class PoseConfig:
     """The pose head on the encoder.
 

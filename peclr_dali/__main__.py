@@ -17,6 +17,7 @@ def run() -> None:
     # CUDA reads it when it starts. With its default of 8, DALI's many streams on the GPU wait for the step's kernels
     # (docs/performance.md).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    os.environ["MPLBACKEND"] = "agg"  # pictures are files; a notebook's backend may not be there
     heeded = signal.getsignal(signal.SIGINT) == signal.default_int_handler
     if heeded:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Bounds of the configuration's numbers: beyond any sensible value, and within what the code can compute with."""
+"""Bounds of the configuration's values: beyond any sensible number, and within what the code can compute with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 from annotated_types import Interval
 
 if TYPE_CHECKING:
-    from pydantic import GetPydanticSchema
+    from pydantic import ConfigDict, GetPydanticSchema
 
 LARGEST_COUNT = 2**31 - 1
 """Largest count. The product of two counts fits into 64 bits."""
@@ -18,6 +18,9 @@ LARGEST_SEED = 2**63 - 1
 
 LARGEST_NUMBER = 1e18
 """Largest number of any other kind. Its square is finite in float32."""
+
+STRICT: ConfigDict = {"extra": "forbid", "allow_inf_nan": False, "str_min_length": 1}
+"""Pydantic's settings for a table of keys. An empty text is mostly a variable that is not set."""
 
 Count: TypeAlias = Annotated[int, Interval(ge=1, le=LARGEST_COUNT)]
 Width: TypeAlias = Annotated[int, Interval(ge=1, le=10**9)]

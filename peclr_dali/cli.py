@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from peclr_dali import __version__
-from peclr_dali.bench.loaders import command as loaders
-from peclr_dali.bench.training import command as steps
+from peclr_dali.bench import commands as measurements
 from peclr_dali.errors import AnotherRankFailed, UserError
 from peclr_dali.errors.terminal import OneLine
 from peclr_dali.machine.process import keep_freed_memory
@@ -38,7 +37,7 @@ COMMANDS: dict[str, list[click.Command]] = {
         "Data": (data,),
         "Training": (training,),
         "Trained networks": (networks,),
-        "Measurements": (loaders, steps),
+        "Measurements": (measurements,),
     }.items()
 }
 """The commands by their group in the help."""
@@ -90,7 +89,7 @@ class Commands(click.Group):
             _fail(f"{error}: pip install 'peclr-dali[all]' installs what all commands need")
         except Exception as error:
             if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
-                _fail(f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path and its permissions")
+                _fail(f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path, its permissions and the disk")
             if not _ranks_are_joined():
                 raise
             sys.excepthook(*sys.exc_info())  # torch's, which names the rank in each line

@@ -6,8 +6,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +68,3 @@ def require_results_of(command: str, out: Path, names: Sequence[str], is_ours: C
             f"{out / there[0]}: exists, and the folder holds no results of {command}, which would replace it: name "
             "another folder with --out"
         )
-
-
-@contextmanager
-def paths_in_one_line(path: Path) -> Iterator[None]:
-    """Turn an OSError into a `UserError` with the name of the file, or `path` if the error has no name."""
-    try:
-        yield
-    except OSError as error:
-        where = path if error.filename is None else error.filename
-        raise UserError(f"{where}: {error.strerror or error}. Check the path and its permissions.") from error

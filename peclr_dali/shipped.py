@@ -1,7 +1,9 @@
-"""Finds configurations and networks that come with the package."""
+"""Paths of users: names of configurations and networks that come with the package, and what a shell left over."""
 
 from __future__ import annotations
 
+import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,3 +21,11 @@ def or_shipped(path: Path, suffix: str) -> Path:
             places = (PACKAGE / name, PACKAGE / "configs" / name, PACKAGE / "networks" / name)
             return next((place for place in places if place.is_file()), path)
     return path
+
+
+def is_left_to_shell(path: str) -> bool:
+    """Whether a path begins with ~ or contains $NAME, as in quotes, after "=" or in a file.
+
+    Otherwise a folder named "~" would be made.
+    """
+    return re.match(r"~|\$\w|.*\$\{", path) is not None and not os.path.lexists(path)

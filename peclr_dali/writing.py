@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import errno
-import glob
-import io
 import os
 import stat
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
 from peclr_dali.errors import UserError
-
-
-class NotWritten(UserError, OSError):  # noqa: N818  the error is the disk's
-    """A file cannot be written. The old file, if any, is unchanged, and no partial file is left.
-
-    It is also an OSError, so that a run can keep it until all ranks stop.
-    """
-
-    def __str__(self) -> str:
-        return f"{self.filename} cannot be written: {self.strerror}. Make room, or name another place"
 
 
 @contextmanager
@@ -37,19 +25,16 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         durable: wait until the data is on the disk, so that it survives a power cut.
 
     Raises:
-        NotWritten: the disk is full, writing is not permitted, or `path` is a folder, a device or a pipe.
+        OSError: the disk is full, writing is not permitted, there is no such folder, or `path` is a folder, a device or
+            a pipe. The old file, if any, is unchanged, and no partial file is left.
     """
     target = Path(os.path.realpath(path))
     part = _beside(target)
-    written: _Written | None = None
-    in_block = False
     try:
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "not a regular file")
         with part.open("xb") as file:
-            written, in_block = _Written(file), True
-            yield cast(BinaryIO, written)
-            in_block = False
+            yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -59,14 +44,11 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         if durable:
             _sync_folder(target.parent)
     except BaseException as error:
-        with suppress(OSError):
-            part.unlink()
-        refused = written.error if written is not None else None  # what the disk refused, whatever came of it
-        if refused is None and isinstance(error, OSError) and not in_block:
-            refused = error
-        if refused is None:
-            raise
-        raise NotWritten(refused.errno, refused.strerror or str(refused), str(path)) from error
+        part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(part)):
+            error.filename = str(path)
+        error.add_note(f"{path} was not written")
+        raise
 
 
 def write_bytes(path: Path, data: bytes | memoryview, *, durable: bool = True) -> None:
@@ -78,14 +60,6 @@ def write_bytes(path: Path, data: bytes | memoryview, *, durable: bool = True) -
 def write_text(path: Path, text: str) -> None:
     """Write text in UTF-8 as `write_bytes` does. File names in it that are not UTF-8 keep their bytes."""
     write_bytes(path, text.encode(errors="surrogateescape"))
-
-
-def remove_leftovers(files: Iterable[Path]) -> None:
-    """Remove the temporary files of killed processes that were writing these files, which no process may write now."""
-    for file in files:
-        for part in file.parent.glob(f"{glob.escape(file.name)}.*-*.part"):
-            with suppress(OSError):
-                part.unlink()
 
 
 def refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
@@ -107,24 +81,6 @@ def _beside(target: Path) -> Path:
     """A new name in the same folder, of at most 255 bytes."""
     name = os.fsencode(target.name)[:230]
     return target.with_name(f"{os.fsdecode(name)}.{os.getpid()}-{threading.get_ident() & 0xFFFFFF:x}.part")
-
-
-class _Written(io.RawIOBase):
-    """Keeps the original write error, since torch.save and others replace it by their own."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
 
 
 def _sync_folder(folder: Path) -> None:

@@ -6,15 +6,15 @@ This file imports neither torch nor DALI nor Numba, so that a mistake in a confi
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import (
+    STRICT,
     Count,
     Factor,
     Fraction,
@@ -36,10 +36,8 @@ SOURCES: Final = {
 WITH_PARTS: Final = ("freihand", "youtube3d", "ho3d")
 """The layouts with a training and an evaluation part (`DataConfig.part`)."""
 
-D = TypeVar("D", bound="DataConfig")
 
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class DataConfig:
     """The images, and the square of each image that becomes the canonical view.
 
@@ -95,7 +93,7 @@ class DataConfig:
     weight: Positive = 1.0
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class PipelinesConfig:
     """How views are made. These keys change the views only by rounding.
 
@@ -150,53 +148,16 @@ def refuse_address(config: DataConfig) -> None:
         )
 
 
-def each_source(config: D | Sequence[D]) -> tuple[D, ...]:
-    """The sources as a tuple, also if there is only one."""
-    return (config,) if isinstance(config, DataConfig) else tuple(config)
-
-
-def refuse_among_images(out: Path, config: DataConfig | Sequence[DataConfig]) -> None:
+def refuse_among_images(out: Path, sources: Sequence[DataConfig]) -> None:
     """Refuse an output folder whose pictures a source of kind "folder" would read as images.
 
     Raises:
-        UserError: `out` is inside the root of such a source, and not in a hidden folder.
+        UserError: `out` is inside the root of such a source.
     """
-    for one in each_source(config):
-        if one.source != "folder" or is_address(one.root):
-            continue
-        try:
-            within = out.resolve().relative_to(Path(one.root).resolve())
-        except (OSError, ValueError, RuntimeError):  # outside the root, or a loop of links
-            continue
-        if not any(part.startswith(".") for part in within.parts):
+    for one in sources:
+        is_tree = one.source == "folder" and not is_address(one.root)
+        if is_tree and out.resolve().is_relative_to(Path(one.root).resolve()):
             raise UserError(
                 f"{out} is within data.root = {one.root}: its pictures would be read as images of the data. Name a "
                 "folder outside it"
-            )
-
-
-def require_roots(config: DataConfig | Sequence[DataConfig]) -> None:
-    """Check that the folders of all sources exist, before torch is imported and ranks connect.
-
-    Raises:
-        UserError: a folder does not exist, or is not a folder; or an address is given for files that are no shards.
-    """
-    for one in each_source(config):
-        refuse_address(one)
-        if is_address(one.root):
-            continue
-        try:
-            status = Path(one.root).stat()
-        except FileNotFoundError:
-            stand_in = f", or make a stand-in with 'python cli.py make-data {one.root}'"
-            raise UserError(
-                f"{one.root}: does not exist; expected the folder of the images (data.root, data.source = "
-                f"{one.source!r}). Check the path{stand_in if one.source == 'freihand' else ''}."
-            ) from None
-        except (OSError, ValueError):
-            continue
-        if not stat.S_ISDIR(status.st_mode):
-            raise UserError(
-                f"{one.root}: is a file; expected a folder of images (data.root, data.source = "
-                f"{one.source!r}). Check the path; unpack an archive first."
             )

@@ -7,6 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from peclr_dali.pipelines.arrays import DoubleArray, IntArray
+
 
 class Stream(IntEnum):
     """Purpose of a random number. It is part of the generator's key, so that streams are independent."""
@@ -26,3 +28,17 @@ def philox(seed: int, stream: Stream, *, epoch: int = 0, view: int = 0) -> np.ra
     if not 0 <= view < MOST_VIEWS:
         raise ValueError(f"view {view}; expected one of {MOST_VIEWS}")
     return np.random.Philox(key=[seed, (int(stream) << 48) | (view << 40) | epoch])
+
+
+def uniforms(seed: int, stream: Stream, epoch: int, places: IntArray, each: int, *, view: int = 0) -> DoubleArray:
+    """Numbers in [0, 1) at `places` (N,) of an epoch: (N, each), `each` a multiple of Philox's block of four.
+
+    The generator is called once for each run of consecutive places; a batch has one or a few runs.
+    """
+    out = np.empty((len(places), each))
+    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+    for start, stop in zip(starts, [*starts[1:], len(places)], strict=True):
+        bits = philox(seed, stream, epoch=epoch, view=view)
+        bits.advance(int(places[start]) * each // 4)
+        np.random.Generator(bits).random(out=out[start:stop])
+    return out

@@ -130,6 +130,16 @@ def test_views_are_not_written_over_an_image_of_the_data(
     assert image.read_bytes() == before
 
 
+@pytest.mark.parametrize("backend", ["nonsense", "module://matplotlib_inline.backend_inline"])
+def test_a_backend_of_matplotlib_for_windows_or_notebooks_changes_nothing(backend: str, tmp_path: Path) -> None:
+    call = subprocess.run(
+        [sys.executable, ROOT / "cli.py", "report", tmp_path], env={**os.environ, "MPLBACKEND": backend},
+        capture_output=True, check=False, text=True,
+    )  # fmt: skip
+    assert (call.returncode, call.stderr.partition(":")[0]) == (2, "error"), call.stderr
+    assert "is not a run's folder" in call.stderr
+
+
 def test_ctrl_c_during_the_imports_is_silent(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     call = subprocess.run(

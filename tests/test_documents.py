@@ -17,13 +17,14 @@ from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.config.tables import flatten, to_dict
+from peclr_dali.train.config.tables import flatten, to_dict, without_numbers
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "networks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 KINDS = (Config, FinetuneConfig)
 TABLES = {table for kind in KINDS for table in to_dict(kind())}
-KEYS = {key for kind in KINDS for key, _ in flatten(to_dict(kind()))}
+DEFAULTS = [{without_numbers(key): value for key, value in flatten(to_dict(kind()))} for kind in KINDS]
+KEYS = {key for defaults in DEFAULTS for key in defaults}
 UNSET = {"optim.lr", "data.regressor", "data.annotations", "data.pairs", "data.bad_list",
          "pipelines.batch", "pipelines.threads", "train.threads"}  # fmt: skip
 PLACEHOLDERS = {("key", "value"), ("data.source", "yours")}  # the reader puts something else there
@@ -111,7 +112,7 @@ def test_fidelity_names_its_keys() -> None:
     assert named_keys('`data.bxo = 1` and `geometry.fill = "edge"`') == [("data.bxo", "1"), ("geometry.fill", '"edge"')]
 
 
-PRETRAINING, FINETUNING = (dict(flatten(to_dict(kind()))) for kind in KINDS)
+PRETRAINING, FINETUNING = DEFAULTS
 PRETRAINING |= {key: value for key, value in FINETUNING.items() if key.startswith("pose.")}
 OF_SECTION = MappingProxyType({
     "Fine-tuning": FINETUNING,

@@ -16,7 +16,7 @@ from tests.command_line import run_cli
     [
         (
             PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/closed"),
-            "error: /closed: Permission denied. Check",
+            "error: /closed: Permission denied. Check the path, its permissions and the disk",
         ),
         (ModuleNotFoundError("No module named 'timm'", name="timm"), "error: No module named 'timm': pip install '"),
     ],

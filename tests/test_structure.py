@@ -115,7 +115,7 @@ def test_tests_import_no_module_by_a_second_name() -> None:
         ("models", "from peclr_dali.pipelines.batch import View"),
         ("models", "def f():\n    from nvidia.dali import fn"),
         ("train", "from nvidia import dali"),
-        ("train", "import peclr_dali.bench.loaders.peers"),
+        ("train", "import peclr_dali.bench.peers"),
         ("train", "from peclr_dali.bench.studies.study import Study"),
         ("models", "import torch.distributed as dist"),
         ("pipelines", "import torch\ntorch.distributed.barrier()"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,9 +57,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "thesis" / "config.toml").write_text("# mine\n[run]\nlog_every = 1\n")
     (root / "thesis" / "metrics.jsonl").write_text("mine\n")
     (root / "broken.toml").write_text("[train\nbatch = 12\n")
-    (root / "quotes.toml").write_text("[data]\nroot = \u201chands\u201d\n", encoding="utf-8")
     (root / "unknown.csv").write_text("file,x0,y0,x1,y1\nnobody.jpg,0,0,10,10\n")
-    (root / "garbage.pth").write_bytes(b"\x80\x02garbage" * 100)
     (root / "list.pth").write_bytes(b"")
     torch.save([1, 2, 3], root / "list.pth")
 
@@ -86,11 +83,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def single_process(monkeypatch: pytest.MonkeyPatch, logging_set_back: None) -> None:
-    """As on a machine without GPU and apex and without torchrun."""
+    """As on a machine without GPU and without torchrun."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setitem(sys.modules, "apex", None)
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int]]:
@@ -103,35 +99,19 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     # Command lines.
     "unknown command": (["pretran"], ["'pretran'", "Did you mean 'pretrain'?", "python cli.py --help"]),
     "unknown option": ([*pretrain(), "--resme=auto"], ["--resme", "--resume", "python cli.py pretrain --help"]),
-    "missing argument": (["export"], ["Missing argument 'SOURCE'", "python cli.py export --help"]),
-    "--set without =": (["pretrain", "--set", "train.batch"], ["--set train.batch", "expected table.key=value"]),
-    "path of an unset variable": (["make-data", ""], ["the path is empty", "variable not set"]),
+    "path of an unset variable": (["make-data", ""], ["no path is empty", "write it out"]),
     "path left to a shell": (
         ["make-data", "~nobody/hands"],
-        ["'OUT': ~nobody/hands: ~ and $NAME", "write the path out"],
-    ),
-    "a configuration for rows": (
-        ["bench-loader", "--record", "{root}/broken.toml"],
-        ["--record {root}/broken.toml: holds no rows", "Name another file"],
+        ["'OUT': '~nobody/hands': ~ and $NAME", "write it out"],
     ),
     # Configurations.
-    "typographic quotes": (["pretrain", "-c", "{root}/quotes.toml"], ["line 2", 'write straight ones, "..."']),
-    "missing config": (["pretrain", "-c", "{root}/no.toml"], ["{root}/no.toml: No such file", "expected a TOML file"]),
     "no TOML": (["pretrain", "-c", "{root}/broken.toml"], ["{root}/broken.toml is not TOML", "line 1"]),
     "unknown key": (
         pretrain("train.bach=4"),
         ["--set train.bach=4: unknown key train.bach", "did you mean train.batch?"],
     ),
-    "wrong type": (pretrain("train.batch=many"), ["--set train.batch=many", "'many'", "valid integer"]),
-    "range upside down": (pretrain("geometry.scale=[2, 1]"), ["geometry.scale", "from low to high", "[2.0, 1.0]"]),
-    "unknown word": (pretrain("encoder.name=resnet19"), ["encoder.name = 'resnet19'", "'resnet18'"]),
     # Data.
     "missing folder": (pretrain("data.root={root}/nowhere"), ["{root}/nowhere: does not exist", "Check the path"]),
-    "empty folder": (pretrain("data.root={root}/empty"), ["{root}/empty: no .jpg", "Check the path"]),
-    "no FreiHAND": (
-        freihand("data.root={root}/empty"),
-        ["{root}/empty/training/rgb: No such file", "make-data"],
-    ),
     "JSON of another length": (
         freihand(),
         ["training_scale.json: labels for 2 poses", "has 12 images", "expected 4 for each", "of one set"],
@@ -143,23 +123,18 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     # Sizes.
     "fewer images than a batch": (
         pretrain("train.batch=16"),
-        ["{root}/images has 12 images", "train.batch = 16", "use more images or a smaller batch"],
+        ["{root}/images has 12 images", "train.batch = 16", "use more images, or set train.batch = 12"],
     ),
-    "batch of parts": (
-        pretrain("train.micro_batch=5"),
-        ["train.batch = 12", "train.micro_batch = 5", "change one of the two"],
+    "the paper's batch on few images": (
+        pretrain("train.batch=2048", "train.micro_batch=128"),
+        ["fewer than train.batch = 2048: use more images, or set train.batch = 12 and train.micro_batch = 12"],
     ),
     # The machine.
     "no GPU": (pretrain("train.device=cuda"), ['train.device = "cuda"', "no GPU here", '"cpu"']),
-    "no apex": (pretrain("optim.backend=apex"), ['optim.backend = "apex"', "cannot be used", 'backend = "torch"']),
     # Weights and runs.
     "no weights": (
         pretrain("encoder.weights={root}/no.pth"),
         ["encoder.weights = '{root}/no.pth' does not exist", "expected"],
-    ),
-    "unreadable weights": (
-        pretrain("encoder.weights={root}/garbage.pth"),
-        ["encoder.weights = '{root}/garbage.pth' cannot be read", "weights of a torchvision ResNet"],
     ),
     "weights of something else": (
         pretrain("encoder.weights={root}/list.pth"),
@@ -185,7 +160,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "torn config": (
         pretrain(out="{root}/torn_config", resume="auto"),
-        ["{root}/torn_config/config.toml cannot be read", "Restore it", "run.out="],
+        ["{root}/torn_config/config.toml is not TOML", "Unterminated string"],
     ),
     "torn checkpoint": (
         pretrain(out="{root}/torn", resume="auto"),
@@ -202,9 +177,8 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     # Fine-tuning.
     "key of pre-training": (
         finetune("projector.dim=8"),
-        ["unknown key projector", "it is a key of 'pretrain', not of this command"],
+        ["unknown key projector", "--print-config shows all keys"],
     ),
-    "unknown root keypoint": (finetune("pose.root=palm"), ["pose.root = 'palm'", "expected one of wrist"]),
     "images without labels": (
         finetune("data.source=folder", "data.split=all", "data.box=center", "data.root={root}/images"),
         ["{root}/images (images) has no K and no xyz_m", "pre-train on this one"],
@@ -212,10 +186,6 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "from an encoder of another size": (
         finetune("encoder.name=resnet50", start="{root}/run"),
         ["{root}/run holds a resnet18", "set encoder.name = 'resnet18'"],
-    ),
-    "from a folder without runs": (
-        finetune(start="{root}/empty"),
-        ["{root}/empty holds no checkpoint", "expected encoder.weights to be the folder of a run"],
     ),
     "fine-tuning into pre-training's folder": (
         finetune(out="{root}/run", resume="auto"),
@@ -240,20 +210,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["{root}/without_checkpoint holds no checkpoint", "expected the folder of a run"],
     ),
     "export of nothing to nowhere": (["export", "{root}/run"], ["export needs a file to write", "--onnx OUT.onnx"]),
-    "ONNX of another ending": (["export", "{root}/run", "--onnx", "{root}/e.pth"], ["e.pth ends in .pth", ".onnx"]),
     "report of no run": (["report", "{root}/empty"], ["{root}/empty is not a run's folder", "pretrain or finetune"]),
-    "report of no predictions": (
-        ["report", "{root}/run", "--out", "{root}/report.html", "--predictions", "{root}/empty"],
-        ["{root}/empty holds no predictions", "expected a folder that predict wrote"],
-    ),
-    "export to another kind": (
-        ["export", "{root}/run", "{root}/e.onnx"],
-        ["e.onnx ends in .onnx", ".safetensors or .pth"],
-    ),
-    "export into nowhere": (["export", "{root}/run", "{root}/no/e.pth"], ["{root}/no/e.pth cannot be written"]),
-    "views into nowhere": (
-        ["views", "--set", "data.root={root}/images", "{root}/no/views.png"],
-        ["{root}/no: no such folder. Make it first"],
+    "export into nowhere": (
+        ["export", "{root}/run", "{root}/no/e.pth"],
+        ["{root}/no/e.pth: No such file or directory", "Check the path"],
     ),
     "make-data into a used folder": (
         ["make-data", "{root}/notes"],
@@ -294,26 +254,11 @@ def test_too_many_ranks_are_refused_before_any_rank_waits(
     assert not (root / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "3"}, "WORLD_SIZE = 3 in the environment, but the ranks cannot meet"),
-        ({"RANK": "1"}, "rank = 1 and world_size = 1 (RANK and WORLD_SIZE"),
-        ({"WORLD_SIZE": "many"}, "WORLD_SIZE = 'many' in the environment: expected a number"),
-    ],
-)
 def test_a_wrong_environment_is_one_line(
-    environment: dict[str, str],
-    message: str,
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    monkeypatch.delenv("MASTER_PORT", raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RANK", "1")
     assert run_cli(*(word.format(root=root) for word in pretrain())) == 2
     error = capsys.readouterr().err
-    assert f"error: {message}" in error
+    assert "error: rank = 1 and world_size = 1 (RANK and WORLD_SIZE in the environment)" in error
     assert error.count("\n") == 1

@@ -13,7 +13,6 @@ from torch import Tensor
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneTrainConfig
 from peclr_dali.train.config.tables import to_dict
@@ -85,11 +84,6 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         start.network.encoder.requires_grad_(not self.config.train.frozen)
         return start.network
 
-    def size_keys(self) -> dict[str, str]:
-        """The keys of encoder and head."""
-        encoder, head = self.config.encoder, self.config.pose
-        return {"encoder": f"encoder.name = {encoder.name!r}", "head": f"pose.hidden = {head.hidden}"}
-
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Adam for the parameters that are not frozen."""
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
@@ -107,19 +101,11 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         """The parts of the loss."""
         return dict(zip(result.losses._fields, torch.stack(result.losses).tolist(), strict=True))
 
-    def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """Log sizes, where pixels are made, starting weights and the number of held-out images."""
-        log.info(
-            "%d labelled images, %s held out for validation, %d steps per epoch, %s on %s, %s encoder %s, %s",
-            len(index),
-            len(self._validation.index) if self._validation is not None else "none",
-            steps_per_epoch,
-            loader.settings.described,
-            self.world.device,
-            "frozen" if self.config.train.frozen else "trained",
-            self._start,
-            self.precision,
-        )
+    def log_start(self, index: Index) -> None:
+        """Log the starting weights and the number of held-out images."""
+        held_out = len(self._validation.index) if self._validation is not None else "no"
+        trained = "frozen" if self.config.train.frozen else "trained"
+        log.info("%s encoder %s, %s images held out for validation", trained, self._start, held_out)
 
     def draw(self, folder: RunFolder) -> None:
         """Draw the losses and the validations."""

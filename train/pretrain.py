@@ -18,7 +18,6 @@ from peclr_dali.models.health import health
 from peclr_dali.models.losses.nt_xent import NTXent, loss_at_chance
 from peclr_dali.models.network import ContrastiveNetwork, build_network
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import rows_per_batch
 from peclr_dali.pipelines.samples.shares import micro_batch_share
@@ -29,7 +28,7 @@ from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.pictures import save_loss
 from peclr_dali.train.steps.batch_statistics import synchronise
 from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views
-from peclr_dali.train.steps.optim import Lars, build_optimizer, describe
+from peclr_dali.train.steps.optim import Lars, build_optimizer
 from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.steps.training_state import compiled
 from peclr_dali.train.trainer import Task, Trainer
@@ -111,13 +110,6 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         """Normalisation, encoder and projection head."""
         return build_network(encoder, self.config.projector, self.config.geometry.side_px)
 
-    def size_keys(self) -> dict[str, str]:
-        """The keys of the encoder and of the head's wider layer."""
-        projector = self.config.projector
-        widest = "dim" if projector.dim > projector.hidden else "hidden"
-        width = f"projector.{widest} = {getattr(projector, widest)}"
-        return {"encoder": f"encoder.name = {self.config.encoder.name!r}", "projector": width}
-
     def build_optimizer(self) -> Lars:
         """LARS around Adam."""
         network = self.network
@@ -138,17 +130,8 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         read = torch.stack([figure.double() for figure in figures.values()]).tolist()  # waits for the device once
         return dict(zip(figures, read, strict=True))
 
-    def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """Log sizes, where pixels are made and optimiser, and the sources' rows of a batch if there are several."""
-        log.info(
-            "%d images, %d steps per epoch, %s on %s, %s, %s",
-            len(index),
-            steps_per_epoch,
-            loader.settings.described,
-            self.world.device,
-            describe(self.optimizer),
-            self.precision,
-        )
+    def log_start(self, index: Index) -> None:
+        """Log the sources' rows of a batch if there are several."""
         if index.sources:
             rows = rows_per_batch([source.weight for source in index.sources], self.config.train.batch)
             parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]

@@ -18,9 +18,10 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.distributed.world import World, described_world
-from peclr_dali.train.pose.inference import canonical_loader, inference
+from peclr_dali.train.pose.inference import inference
 from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
-from peclr_dali.train.probe.ridge import fit_ridge
+from peclr_dali.train.probe.features import canonical_batches
+from peclr_dali.train.probe.ridge import fit_ridge, poses_to_read
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.train.trainer import set_threads
@@ -30,7 +31,6 @@ log = logging.getLogger(__name__)
 
 ALPHA = 100.0
 """Weight of the squared coefficients of standardised features, as in `ProbeConfig.ridge`."""
-_CHUNK = 64
 
 
 def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
@@ -86,22 +86,14 @@ def _features_and_targets(
 ) -> tuple[Tensor, Tensor]:
     """Features (N, D) of the canonical views of all images, and what the head should give, (N, 3 K); float64."""
     features, targets = [], []
-    rows = np.arange(len(index))
-    with (
-        inference(world.device),
-        progress_bar("reading features") as progress,
-        canonical_loader(index, rows, _CHUNK, config, world) as loader,
-    ):
-        for batch in loader:
-            samples = batch.samples[:, 0]
-            kept = samples == batch.positions  # no surplus rows of the last step, and no substitutes of bad files
-            view = batch.to(world.device).views[0]
-            true = labels.of_view(view, samples, config.pose, torch.float64)
-            depth = true.relative_depth
+    with inference(world.device), progress_bar("reading features") as progress:
+        for batch, kept in canonical_batches(index, np.arange(len(index)), config, world):
+            view = batch.views[0]
+            true = labels.of_view(view, batch.samples[:, 0], config.pose, torch.float64)
+            wanted = poses_to_read(true, config.geometry.side_px)
             if not labels.in_metres:
-                depth = torch.zeros_like(depth)
-            wanted = torch.cat([true.keypoints_px / config.geometry.side_px - 0.5, depth[..., None]], dim=2)
+                wanted[..., 2] = 0
             targets.append(wanted.flatten(1).cpu()[kept])
             features.append(network.features(view.image).double().cpu()[kept])
-            progress(min(len(features) * _CHUNK, len(index)), len(index))
+            progress(min(int(batch.positions[-1]) + 1, len(index)), len(index))
     return torch.cat(features), torch.cat(targets)

@@ -17,7 +17,7 @@ import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
-from peclr_dali.machine.cores import available_cores, warn_of_threads
+from peclr_dali.machine.cores import available_cores
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
@@ -34,7 +34,6 @@ from peclr_dali.train.runs.checkpoint import BackgroundWriter, load_checkpoint
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.meter import Meter, profiled
 from peclr_dali.train.runs.pictures import save_views
-from peclr_dali.train.steps.optim import describe
 from peclr_dali.train.steps.training_state import N, R, Result, TrainingState
 
 log = logging.getLogger(__name__)
@@ -54,8 +53,8 @@ class Task(TrainingState[N, R]):
     config: Any
 
     @abstractmethod
-    def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """Log data, device and settings; called on rank 0."""
+    def log_start(self, index: Index) -> None:
+        """Log what is special to this kind of training; called on rank 0."""
 
     @abstractmethod
     def draw(self, folder: RunFolder) -> None:
@@ -116,14 +115,14 @@ class Trainer:
         # The images, in the order of their epochs.
         index = on_all_ranks(world, lambda: load_index(config.data))
         require_same(world, "data", index.in_words(), "Make data.root alike on all hosts")
-        epoch_steps = on_all_ranks(world, lambda: steps_per_epoch(index, config.train.batch, "train.batch"))
-        order = build_order(index, batch=config.train.batch, seed=config.run.seed)
+        batch, micro_batch = config.train.batch, config.train.micro_batch
+        count = partial(steps_per_epoch, index, batch, micro_batch=micro_batch, world_size=world.world_size)
+        epoch_steps = on_all_ranks(world, count)
+        order = build_order(index, batch=batch, seed=config.run.seed)
 
         # The network and its optimiser, new or from the checkpoint.
         build_task = partial(self.build_task, config, world, epoch_steps, index, fresh=checkpoint is None)
         task = on_all_ranks(world, build_task)
-        remedy = 'Install NVIDIA apex on every host or on none, or set optim.backend = "torch"'
-        require_same(world, "optimisers", describe(task.optimizer), remedy)
         require_same(world, "precisions", task.precision, "Set train.precision to one that all hosts have")
         bad_files = BadFiles(index, config.data, folder.quarantine_file, world)
         if checkpoint is not None:
@@ -136,12 +135,17 @@ class Trainer:
         on_main(world, bad_files.write)  # rows written after the checkpoint belong to steps that are repeated
 
         # This rank's share of every batch that is left.
-        mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
+        mine = RankSlice(batch, self.share.start, self.share.stop)
         schedule = Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps)
         build_loader = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
         loader = on_all_ranks(world, partial(build_loader, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
-            task.log_start(index, loader, epoch_steps)
+            where = loader.settings.described
+            log.info(
+                "%d images, %d steps per epoch, %s on %s, %s",
+                *(len(index), epoch_steps, where, world.device, task.precision),
+            )
+            task.log_start(index)
         self._take_steps(task, bad_files, index, loader)
 
     def _restore(self, task: Task[Any, Any], bad_files: BadFiles, path: Path, images: list[int]) -> None:
@@ -168,14 +172,12 @@ class Trainer:
         weights = saved["config"]["encoder"]["weights"]
         task.config = self.config = replace(self.config, encoder=replace(self.config.encoder, weights=weights))
         log.info("resuming after step %d from %s", task.steps_done, path)
-        if saved["backend"] != (backend := describe(task.optimizer)):
-            log.info("the checkpoint was made with %s; from here on the optimiser is %s", saved["backend"], backend)
 
     def _take_steps(self, task: Task[Any, Any], bad_files: BadFiles, index: Index, loader: Loader) -> None:
         """The loop: load, compute, log, save, and stop when the ranks agree."""
         config, world, folder = self.config, self.world, self.folder
         gc.freeze()  # the collector skips the objects that exist now, which stay until the end of the run
-        about = {"config": to_dict(config), "images": index.counts, "backend": describe(task.optimizer)}
+        about = {"config": to_dict(config), "images": index.counts}
         with (
             before_the_loader(world.device),
             loader,
@@ -188,8 +190,11 @@ class Trainer:
                 if world.is_main and task.steps_done == 0:
                     save_views(folder.views_picture, batch, index)
 
-                with _memory_advice():
+                try:
                     result = task.step(batch.to(world.device))
+                except torch.OutOfMemoryError as error:
+                    error.add_note("Lower train.micro_batch, or in pre-training set train.recompute = 'always'")
+                    raise
                 bad_files.count(batch)
 
                 done = task.steps_done
@@ -252,19 +257,6 @@ def _require_same_configuration(world: World, config: object) -> None:
 
 
 @contextmanager
-def _memory_advice() -> Iterator[None]:
-    """Add a note to an error of a GPU's memory."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        error.add_note(
-            "Lower train.micro_batch, on which batch norm depends; in pre-training train.recompute = 'always' needs "
-            "less memory too."
-        )
-        raise
-
-
-@contextmanager
 def before_the_loader(device: torch.device) -> Iterator[None]:
     """On a GPU, run the block on a stream of higher priority than the loader's, which has the lowest: torch's default.
 
@@ -286,11 +278,9 @@ def set_threads(threads: int | None, world: World) -> None:
     """Set torch's CPU threads: as configured, else this process's share of the cores.
 
     torchrun's default is one thread per process. A single process keeps torch's choice, limited by the quota of CPU
-    time. More threads than twice the cores give a warning.
+    time.
     """
     if threads is None:
         share = max(1, available_cores() // world.local_world_size)
         threads = share if world.local_world_size > 1 else min(share, torch.get_num_threads())
-    elif world.is_main:
-        warn_of_threads("train.threads", threads, world.local_world_size)
     torch.set_num_threads(threads)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import FROZEN_RN50, LONGER, RUNS, SHORT
-from peclr_dali.bench.studies.study import SCALES, Arm, By, Claim, ScaleName, Studies, Study
+from peclr_dali.bench.studies.scales import FROZEN, RUNS, SHORT
+from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
 from peclr_dali.bench.studies.table_1 import BESIDE, RANDOM, cells
 
 NOTHING: Final = (
@@ -46,22 +46,14 @@ def single_augmentations(scale: ScaleName) -> Study:
         "noise": "appearance.noise_probability=0.5",
         "sobel": "appearance.sobel_probability=0.5",
     }
-    by: By = "probe" if scale == "small" else "finetune"
-    return Study(
-        "single_augmentations",
-        at=SHORT if scale == "small" else FROZEN_RN50,
-        folder=RUNS / "frozen" / scale,
-        seeds=(0, 1),
-        pretrain={name: Arm([*NOTHING, key]) for name, key in alone.items()},
-        measured={
-            "random": replace(RANDOM, by=by),
-            **{name: Arm(start=name, by=by) for name in alone},
-        },
-        compare=[
-            *(Claim(name, "random") for name in alone),
-            *(Claim(name, "rotation_simclr") for name in alone if name != "rotation_simclr"),
-        ],
-    )
+    measured = {"random": RANDOM} | {name: Arm(start=name) for name in alone}
+    if scale == "small":
+        measured = {name: replace(arm, by="probe") for name, arm in measured.items()}
+    pretrain = {name: Arm([*NOTHING, key]) for name, key in alone.items()}
+    compare = [Claim(name, "random") for name in alone]
+    compare += [Claim(name, "rotation_simclr") for name in alone if name != "rotation_simclr"]
+    at = SHORT if scale == "small" else FROZEN[scale]
+    return Study("single_augmentations", at, RUNS / "frozen" / scale, measured, pretrain, compare, seeds=(0, 1))
 
 
 def geometric(scale: ScaleName) -> Study:
@@ -98,14 +90,7 @@ def geometric(scale: ScaleName) -> Study:
         measured |= BESIDE | {f"{name}_cells": cells(name) for name in list(pretrain)[:4]}
         compare.append(Claim("rotation_peclr_cells", "rotation_simclr_cells"))
         compare.append(Claim("translation_peclr_cells", "translation_simclr_cells"))
-    return Study(
-        "geometric",
-        at=LONGER if scale == "small" else FROZEN_RN50,
-        folder=RUNS / "shared" / scale,
-        pretrain=pretrain,
-        measured=measured,
-        compare=compare,
-    )
+    return Study("geometric", FROZEN[scale], RUNS / "shared" / scale, measured, pretrain, compare)
 
 
 STUDIES: Final[Studies] = {scale: [single_augmentations(scale), geometric(scale)] for scale in SCALES}

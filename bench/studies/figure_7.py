@@ -6,64 +6,50 @@ python -m peclr_dali.bench.studies.figure_7 --scale paper --list
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import replace
+from typing import Final, Literal
 
+from peclr_dali.bench.studies import scales
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import (
-    FREIHAND,
-    FREIHAND_VAL,
-    HANDS_3600,
-    LONGER,
-    RUNS,
-    SMALL_FINETUNE,
-    YOUTUBE_3D_HANDS,
-    Scale,
-    hands,
-)
 from peclr_dali.bench.studies.study import Arm, Claim, Studies, Study
 from peclr_dali.bench.studies.table_1 import BEST
 
 SHARES: Final = {"010": 0.1, "020": 0.2, "040": 0.4, "060": 0.6, "080": 0.8, "100": 1.0}
 
 
-def label_fractions(encoder: str) -> Study:
+def label_fractions(network: Literal["rn152", "rn50"]) -> Study:
     """Figure 7, section 4.4: scratch, PeCLR on one source, PeCLR on two, with shares of the labels.
 
     ResNet-152; the supplement has the same with ResNet-50. The figures have no numbers, but for the percentages below.
     Pre-training also sees the images of the part that is held out, without labels: Table 2 shares its networks.
     """
-    is_152 = encoder == "resnet152"
-    short = "rn152" if is_152 else "rn50"
-    pairs = [("one", "scratch"), ("two", "scratch"), ("two", "one")]
-    # "improvements of up to 43% in 3D EPE in the lowest labeled setting" (section 1); supplement, section 4: two
-    # sources over one have 20 % with ResNet-152, and 8.6 % with ResNet-50
-    percent = {("two_020", "one_020"): 20.0 if is_152 else 8.6} | ({("two_010", "scratch_010"): 43.0} if is_152 else {})
-    compared = [(f"{better}_{share}", f"{than}_{share}") for share in SHARES for better, than in pairs]
-    return Study(
-        "label_fractions" if is_152 else "label_fractions_rn50",
-        at=Scale(
-            FREIHAND_VAL,  # the evaluation was online only
-            (),
-            ("geometry.side_px=128", "encoder.weights=imagenet"),  # section 4.1: 128 pixels in section 4.4
-            (f"configs/peclr_{short}.toml",),
-            (f"configs/finetune_{short}.toml",),
-            processes=8,
-        ),
-        folder=RUNS / ("pose" if is_152 else "pose_rn50") / "paper",
-        seeds=(0, 1),
-        pretrain={"one": Arm(), "two": Arm(data=(FREIHAND, YOUTUBE_3D_HANDS))},
-        measured={
-            f"{start}_{share}": Arm([f"data.label_fraction={fraction}"], start=None if start == "scratch" else start)
-            for share, fraction in SHARES.items()
-            for start in ("scratch", "one", "two")
-        },
-        compare=[
-            *(Claim(*pair, "epe_cm", percent.get(pair)) for pair in compared),
-            *(Claim(f"one_{share}", f"scratch_{share}", "pa_epe_cm") for share in ("010", "020", "040", "100")),
-            # "for 20% of labeled data, M_FH+YT3D performs almost on par with M_b using 40% of labeled data"
-            Claim("scratch_040", "two_020", "epe_cm"),
-        ],
+    name, folder, percent = {
+        # "improvements of up to 43% in 3D EPE in the lowest labeled setting" (section 1)
+        "rn152": ("label_fractions", "pose", {("two_020", "one_020"): 20.0, ("two_010", "scratch_010"): 43.0}),
+        "rn50": ("label_fractions_rn50", "pose_rn50", {("two_020", "one_020"): 8.6}),
+    }[network]  # two sources over one: supplement, section 4
+    at = scales.Scale(
+        scales.FREIHAND_VAL,  # the evaluation was online only
+        measured=("geometry.side_px=128", "encoder.weights=imagenet"),  # section 4.1: 128 pixels in section 4.4
+        pretrain_files=(f"configs/peclr_{network}.toml",),
+        measured_files=(f"configs/finetune_{network}.toml",),
+        processes=8,
     )
+    pretrain = {"one": Arm(), "two": Arm(data=(scales.FREIHAND, scales.YOUTUBE_3D_HANDS))}
+    measured = {
+        f"{start}_{share}": Arm([f"data.label_fraction={fraction}"], start=start if start in pretrain else None)
+        for share, fraction in SHARES.items()
+        for start in ("scratch", *pretrain)
+    }
+    pairs = [("one", "scratch"), ("two", "scratch"), ("two", "one")]
+    compared = [(f"{better}_{share}", f"{than}_{share}") for share in SHARES for better, than in pairs]
+    compare = [
+        *(Claim(*pair, "epe_cm", percent.get(pair)) for pair in compared),
+        *(Claim(f"one_{share}", f"scratch_{share}", "pa_epe_cm") for share in ("010", "020", "040", "100")),
+        # "for 20% of labeled data, M_FH+YT3D performs almost on par with M_b using 40% of labeled data"
+        Claim("scratch_040", "two_020", "epe_cm"),
+    ]
+    return Study(name, at, scales.RUNS / folder / "paper", measured, pretrain, compare, seeds=(0, 1))
 
 
 FEW: Final = {  # every fine-tuning takes about 400 steps
@@ -87,8 +73,8 @@ SWITCHES: Final = {  # of PeCLR, one at a time: two pre-trainings of each
     "batch_512": Arm(["train.batch=512", "train.micro_batch=512", "optim.lr=2.8e-3"]),
     "batch_1024": Arm(["train.batch=1024", "train.micro_batch=1024", "optim.lr=4e-3"]),  # 240 steps
     "lars_off": Arm(["optim.trust_coefficient=1e6"]),  # the factor is then 1 for every tensor: Adam alone
-    "scenes_4": Arm(data=(hands(3600, 3, 4),)),  # all poses before the same four scenes
-    "scenes_3600": Arm(data=(hands(3600, 3, 3600),)),  # each pose before a scene of its own
+    "scenes_4": Arm(data=(scales.hands(3600, 3, 4),)),  # all poses before the same four scenes
+    "scenes_3600": Arm(data=(scales.hands(3600, 3, 3600),)),  # each pose before a scene of its own
 }
 
 
@@ -104,11 +90,8 @@ def few_labels() -> Study:
     20 for 60, 0.3 for a fine-tuning. Its rate is the best of 1e-3, 3e-3, 6e-3 and 1e-2 at 3 % of the labels with
     run.seed = 100, from random numbers, PeCLR and another version alike.
     """
-    starts = {
-        "simclr": ["equivariance.variant=none"],
-        "peclr": [],
-        "version": ["data.positive=version"],
-    }
+    starts: dict[str, list[str]]
+    starts = {"simclr": ["equivariance.variant=none"], "peclr": [], "version": ["data.positive=version"]}
     longer = {f"{name}_60": Arm([*keys, "train.epochs=60"]) for name, keys in starts.items()}
     measured = {}
     for share, keys in FEW.items():
@@ -120,29 +103,24 @@ def few_labels() -> Study:
     frozen = ["train.frozen=true", "pose.features=layer2"]  # ridge regression on features in cells, all labels
     measured |= {f"cells_{name}": Arm(frozen, start=name, by="probe") for name in ("peclr", "version")}
     pairs = [("peclr", "scratch"), ("peclr", "simclr"), ("version", "peclr"), ("version", "scratch")]
-    return Study(
-        "few_labels",
-        at=Scale(HANDS_3600, LONGER.pretrain, (*SMALL_FINETUNE, "encoder.name=timm/test_resnet", "optim.lr=6e-3")),
-        folder=RUNS / "shared" / "small",
-        seeds=(0, 1, 2, 3, 4, 5),
-        pretrain_seeds=3,
-        pretrain={**{name: Arm(keys) for name, keys in starts.items()}, **longer, **SWITCHES},
-        measured=measured,
-        compare=[
-            *(Claim(f"{better}_{share}", f"{than}_{share}") for share in FEW for better, than in pairs),
-            *(Claim(f"{name}_60_030", "scratch_030") for name in ("peclr", "version")),
-            Claim("peclr_60_030", "simclr_60_030"),
-            Claim("version_60_030", "peclr_60_030"),
-            *(Claim(f"{name}_60_030", f"{name}_030") for name in starts),
-            Claim("cells_version", "cells_peclr"),
-            *(Claim(name, "peclr_030") for name in SWITCHES),
-        ],
-    )
+    compare = [
+        *(Claim(f"{better}_{share}", f"{than}_{share}") for share in FEW for better, than in pairs),
+        *(Claim(f"{name}_60_030", "scratch_030") for name in ("peclr", "version")),
+        Claim("peclr_60_030", "simclr_60_030"),
+        Claim("version_60_030", "peclr_60_030"),
+        *(Claim(f"{name}_60_030", f"{name}_030") for name in starts),
+        Claim("cells_version", "cells_peclr"),
+        *(Claim(name, "peclr_030") for name in SWITCHES),
+    ]
+    pretrain = {**{name: Arm(keys) for name, keys in starts.items()}, **longer, **SWITCHES}
+    finetuned = (*scales.SMALL_FINETUNE, "encoder.name=timm/test_resnet", "optim.lr=6e-3")
+    at, folder = replace(scales.FROZEN["small"], measured=finetuned), scales.RUNS / "shared" / "small"
+    return Study("few_labels", at, folder, measured, pretrain, compare, seeds=range(6), pretrain_seeds=3)
 
 
 STUDIES: Final[Studies] = {
     "small": [few_labels()],
-    "paper": [label_fractions("resnet152"), label_fractions("resnet50")],
+    "paper": [label_fractions("rn152"), label_fractions("rn50")],
 }
 
 if __name__ == "__main__":

@@ -1,37 +1,38 @@
-"""Measures the networks of a study on held-out hands, and the constant predictions beside which they are seen."""
+"""Measures the networks of a study on held-out hands, and compares them in pairs, by seed and by hand."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import zipfile
-import zlib
+import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from peclr_dali.bench.studies.study import Study
-from peclr_dali.errors import UserError
+from peclr_dali.bench.measure import interval_of_mean
+from peclr_dali.bench.studies.study import Claim, Study
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.skeleton import HAND
-from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneDataConfig
+from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation.constants import evaluation_constants, mean_keypoints_px
 from peclr_dali.train.evaluation.network_errors import evaluation_config, measure
 from peclr_dali.train.pose.inference import Poses, estimate_poses
 from peclr_dali.train.pose.labels import labels_to_learn
+from peclr_dali.train.pose.metrics import METRICS, confidence_intervals, metric_of
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.pose.sample_errors import with_true_root
-from peclr_dali.train.runs.checkpoint import CHECKPOINTS, Checkpoints, find_checkpoint
+from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.writing import whole_file
 
 Arrays = dict[str, npt.NDArray[Any]]
+Row = dict[str, Any]
 
 ANGLES_DEG: Final = np.linspace(-80, 80, 17)
 SHIFTS_PX: Final = np.linspace(-25, 25, 5)
@@ -40,46 +41,62 @@ SIDE_PX: Final = 128.0
 shifts as large as this."""
 
 
-def measured_errors(study: Study, seed: int, name: str) -> Arrays:
-    """Errors of an arm's network on N held-out images.
+def compare(study: Study, claim: Claim) -> Row:
+    """Compare two arms over all seeds: a row with the differences `better` minus `than`.
 
-    Read-outs are measured with the true depth of the root: they would have it from the size of the predicted bones
-    alone, which shrink where they are unsure.
+    "low" and "high" are the ends of the 95 % interval of the mean difference. The half of its width is the root of the
+    sum of two squares: of Student's interval over the seeds, and of the bootstrap's over the hands. Seeds that start
+    from one pre-training are no independent trials: they count as one, with their mean. One trial has an
+    interval without ends.
 
-    Returns:
-        The table (N, K) of each metric that the labels allow, before the mean, and "groups", (N,) group numbers, as for
-        `confidence_intervals`. They are kept in a file, and measured again if the network or the images change.
+    The claim "holds" if the whole interval is on the better side of zero. It counts only if both arms are better than
+    all constant predictions: "beats_constants", None if there are none in this metric. "better_by_percent" is relative
+    to the second arm's error, or to the first arm's AUC, as in the paper.
     """
-    by = study.measured[study.measured[name].network or name].by
-    return _kept(study, seed, name, f"errors_{by}", by == "probe")
+    metric, sign = claim.metric, 1 if METRICS[claim.metric].higher_is_better else -1
+    better, than = ([measured(study, seed, name) for seed in study.seeds] for name in (claim.better, claim.than))
+    tables = [ours[metric] - theirs[metric] for ours, theirs in zip(better, than, strict=True)]
+    differences = [metric_of(table) for table in tables]
+    of_start: dict[int, list[float]] = {}
+    for seed, difference in zip(study.seeds, differences, strict=True):
+        of_start.setdefault(study.start_seed(seed), []).append(difference)
+    mean, reach = float(np.mean(differences)), math.inf
+    if len(of_start) > 1:
+        trials = interval_of_mean([float(np.mean(of_one)) for of_one in of_start.values()])
+        hands = confidence_intervals({metric: np.mean(tables, axis=0)}, groups=better[0]["groups"])[metric]
+        reach = math.hypot(trials.high - trials.mean, (hands.high - hands.low) / 2)
+    levels = [float(np.mean([metric_of(errors[metric]) for errors in of_arm])) for of_arm in (better, than)]
+    constants = measure_constants(*study.held_out(claim.better)).values()
+    margins = [sign * (level - known[metric]) for level in levels for known in constants if metric in known]
+    return {
+        "kind": "comparison", "better": claim.better, "than": claim.than, "metric": metric, "differences": differences,
+        "mean": mean, "low": mean - reach, "high": mean + reach, "holds": sign * mean > reach,
+        "better_by_percent": 100 * sign * mean / levels[0 if sign > 0 else 1], "published_percent": claim.percent,
+        "beats_constants": min(margins) > 0 if margins else None, "seeds": [*study.seeds],
+    }  # fmt: skip
 
 
-def measured_maps(study: Study, seed: int, name: str) -> Arrays:
-    """The equivariance errors of an arm's network as `measure_maps` gives them, in a file as in `measured_errors`."""
-    return _kept(study, seed, name, "map", False)
+def measured(study: Study, seed: int, name: str, what: Literal["errors", "map"] = "errors") -> Arrays:
+    """What `measure_errors` or `measure_maps` gives for an arm's network.
 
-
-def _kept(study: Study, seed: int, name: str, kind: str, true_root: bool) -> Arrays:
-    folder, images = study.run_of(name, seed), study.held_out(name)
-    network = Checkpoints(folder / CHECKPOINTS, keep=1).latest() or find_checkpoint(folder, "a run of this study")
-    file = study.folder / f"seed_{seed}" / f"{kind}_{name}.npz"
-    made_from = json.dumps([checksum(network), true_root, *images])
+    It is kept in a file, and made again if the network or the choice of images changes. Read-outs are measured with the
+    true depth of the root: they would have it from the size of the predicted bones alone, which shrink where they are
+    unsure.
+    """
+    run, images = study.measurement(name, seed), study.held_out(name)
+    network, true_root = RunFolder(run.out, keep=1).checkpoints.latest(), run.command == "probe"
+    assert network is not None  # it was trained before
+    file = study.folder / f"seed_{seed}" / f"{what}_{run.command}_{name}.npz"
+    made_from = json.dumps([str(network), network.stat().st_mtime_ns, *images])
     if file.exists():
         with np.load(file) as saved:
             if str(saved["made_from"]) == made_from:
                 return {key: saved[key] for key in saved.files if key != "made_from"}
-    run = load_pose_run(network)
-    arrays = measure_maps(run, images) if kind == "map" else measure_errors(run, images, true_root=true_root)
+    trained = load_pose_run(network)
+    arrays = measure_errors(trained, images, true_root=true_root) if what == "errors" else measure_maps(trained, images)
     with whole_file(file) as out:
         np.savez(out, made_from=made_from, **arrays)  # type: ignore[arg-type]
     return arrays
-
-
-def checksum(checkpoint: Path) -> str:
-    """A checksum of a checkpoint in 8 hexadecimal digits, from those of its parts, which torch.save's archive lists."""
-    with zipfile.ZipFile(checkpoint) as archive:
-        parts = [(part.filename, part.CRC) for part in archive.infolist()]
-    return f"{zlib.crc32(repr(parts).encode()):08x}"
 
 
 class HeldOut:
@@ -97,13 +114,17 @@ class HeldOut:
 
 
 def measure_errors(run: PoseRun, overrides: Sequence[str], *, true_root: bool = False) -> Arrays:
-    """Errors of a network as `measured_errors` gives them, with the predicted depth of the root or the label's."""
+    """Errors of a network on N held-out images, with the predicted depth of the root or the label's.
+
+    Returns:
+        The table (N, K) of each metric that the labels allow, before the mean; and "groups", (N,) group numbers, as for
+        `confidence_intervals`.
+    """
     images = HeldOut(run, overrides)
     with progress_bar("measuring") as progress:
         poses = images.poses(images.index, progress=progress)
     if true_root:
-        root = HAND.keypoints.index(images.config.pose.root)
-        poses = with_true_root(poses, images.labels, root)
+        poses = with_true_root(poses, images.labels, HAND.keypoints.index(images.config.pose.root))
     tables = measure(run, images.config, images.index, images.labels, poses).errors.tables
     group = images.index.group
     return {**tables, "groups": np.arange(len(images.index)) if group is None else group}
@@ -113,21 +134,16 @@ def measure_maps(run: PoseRun, overrides: Sequence[str]) -> Arrays:
     """Equivariance errors |t f(I) - f(t(I))| of the 2D keypoints over grids (paper, supplement, section 6).
 
     f(I) comes from the canonical view, f(t(I)) from the same view after rotation or shift, made from the source. The
-    two are compared in the source's frame, which is t^-1 applied to both; t keeps lengths.
+    two are compared in the source's frame, which is t^-1 applied to both; t keeps lengths. All images need boxes.
 
     Returns:
         "rotation_deg" (R,) and "shift_px" (T,), the places; "rotation_error_px" (R,) and "shift_error_px" (T, T), y
         before x: means over images and keypoints. Pixels are those of a view of 128. And, if the labels allow it,
         "constant_rotation_error_px" (R,), of the mean keypoints as a constant prediction: they stay where they are, so
         each errs by the chord that it should have moved along. The error of any constant under a shift is its length.
-
-    Raises:
-        UserError: images without boxes, which cannot be shifted.
     """
     images = HeldOut(run, overrides)
     index = images.index
-    if (index.box_px[:, 2] <= 0).any():
-        raise UserError(f"{index.root} ({index.name}): has images without boxes; the maps shift boxes. Give data.box")
     still = images.poses(index)
     view_px_per_px = np.sqrt(np.abs(np.linalg.det(still.source_to_view_px[:, :, :2])))  # (N,)
 
@@ -137,23 +153,15 @@ def measure_maps(run: PoseRun, overrides: Sequence[str]) -> Arrays:
         same = moved.samples == still.samples  # a bad file may have had two substitutes
         return float(distance_px[same].mean()) * SIDE_PX / images.config.geometry.side_px
 
-    places = [(0.0, 0.0, angle) for angle in ANGLES_DEG] + [(x, y, 0.0) for y in SHIFTS_PX for x in SHIFTS_PX]
-    errors = np.empty(len(places))
-    with progress_bar("equivariance") as progress:
-        for number, place in enumerate(places):
-            errors[number] = error_px(*place)
-            progress(number + 1, len(places))
-    rotation_error_px, shift_error_px = np.split(errors, [len(ANGLES_DEG)])
-    centre_px, side_px = index.box_px[:, None, :2], index.box_px[:, None, 2]
-    distance_px = np.linalg.norm(mean_keypoints_px(images.labels, index.box_px) - centre_px, axis=2) / side_px * SIDE_PX
-    chords_px = 2 * np.mean(distance_px) * np.sin(np.radians(np.abs(ANGLES_DEG)) / 2)
-    constant = {"constant_rotation_error_px": chords_px} if np.isfinite(chords_px).all() else {}
+    centre_px, side_px = np.split(index.box_px[:, None], [2], axis=2)
+    radii_frac = np.linalg.norm((mean_keypoints_px(images.labels, index.box_px) - centre_px) / side_px, axis=2)
+    chords_px = 2 * np.mean(radii_frac) * SIDE_PX * np.sin(np.radians(np.abs(ANGLES_DEG)) / 2)
     return {
         "rotation_deg": ANGLES_DEG,
-        "rotation_error_px": rotation_error_px,
+        "rotation_error_px": np.array([error_px(0, 0, angle) for angle in ANGLES_DEG]),
         "shift_px": SHIFTS_PX,
-        "shift_error_px": shift_error_px.reshape(len(SHIFTS_PX), len(SHIFTS_PX)),
-        **constant,
+        "shift_error_px": np.array([[error_px(x, y, 0) for x in SHIFTS_PX] for y in SHIFTS_PX]),
+        **({"constant_rotation_error_px": chords_px} if np.isfinite(chords_px).all() else {}),
     }
 
 
@@ -167,9 +175,8 @@ def shifted(index: Index, shift_px: tuple[float, float]) -> Index:
     return dataclasses.replace(index, box_px=box_px)
 
 
-def measure_constants(overrides: Sequence[str]) -> dict[str, dict[str, float]]:
+@cache
+def measure_constants(*overrides: str) -> dict[str, dict[str, float]]:
     """Errors of constant predictions on the images that `overrides` choose, see train/evaluation/constants.py."""
-    data = load_config(FinetuneConfig, (), overrides).data
-    assert isinstance(data, FinetuneDataConfig)  # one source
-    index = load_index(data)
+    index = load_index(load_config(FinetuneConfig, (), overrides).data)
     return evaluation_constants(index, labels_to_learn(index))

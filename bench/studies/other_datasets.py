@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import ALL_LABELS_RN152, FROZEN_RN50, LONGER, RUNS, TWO_SOURCES, Dataset, hands
+from peclr_dali.bench.studies.scales import ALL_LABELS, FROZEN, RUNS, Dataset, hands
 from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
 from peclr_dali.bench.studies.table_1 import BEST
 from peclr_dali.bench.studies.tables_2_3 import RN50, two_sources
@@ -31,32 +31,25 @@ def other_datasets(scale: ScaleName) -> Study:
     and here of its held-out recordings. Dexter+Object has the networks of Table 2 and the aligned AUC. Small: 2
     fine-tunings of 3 minutes of one core, two seeds: 12 minutes beside the networks of tables_2_3.
     """
-    small = scale == "small"
+    small, dexter = scale == "small", DEXTER_OBJECT[scale]  # at scale small all networks are ResNet-18
     data, keys = (HO_3D[scale],), ["train.epochs=8", "geometry.side_px=48"] if small else [RN50, "data.split=train"]
     supervised = {"pa_epe_cm": 1.33, "pa_auc": 0.74, "epe_cm": 2.85, "auc": 0.50}
-    peclr = {"pa_epe_cm": 1.09, "pa_auc": 0.78, "epe_cm": 2.26, "auc": 0.58}
+    peclr = {} if small else {"pa_epe_cm": 1.09, "pa_auc": 0.78, "epe_cm": 2.26, "auc": 0.58}
     ours = "ho3d_peclr_small" if small else "ho3d_peclr"
-    return Study(
-        "other_datasets",
-        at=TWO_SOURCES if small else ALL_LABELS_RN152,
-        folder=RUNS / "pose" / scale,
-        seeds=(0, 1),
-        pretrain=two_sources(scale),
-        measured={
-            "ho3d": Arm(keys, data, published=supervised),
-            # at scale small all networks are ResNet-18
-            ours: Arm(keys, data, start="two" if small else "two_rn50", published={} if small else peclr),
-            "rn152_224": Arm(),
-            "rn152_224_peclr": Arm(start="two"),
-            "dexter": Arm(network="rn152_224", on=DEXTER_OBJECT[scale], published={"pa_auc": 0.77}),
-            "dexter_peclr": Arm(network="rn152_224_peclr", on=DEXTER_OBJECT[scale], published={"pa_auc": 0.81}),
-        },
-        compare=[
-            Claim(ours, "ho3d", "pa_epe_cm", percent=None if small else 18),  # "an improvement of 18% in 3D PA-EPE"
-            # "improvements of 4.9%, almost reaching parity"
-            Claim("dexter_peclr", "dexter", "pa_auc", percent=4.9),
-        ],
-    )
+    measured = {
+        "ho3d": Arm(keys, data, published=supervised),
+        ours: Arm(keys, data, start="two" if small else "two_rn50", published=peclr),
+        "rn152_224": Arm(),
+        "rn152_224_peclr": Arm(start="two"),
+        "dexter": Arm(network="rn152_224", on=dexter, published={"pa_auc": 0.77}),
+        "dexter_peclr": Arm(network="rn152_224_peclr", on=dexter, published={"pa_auc": 0.81}),
+    }
+    compare = [
+        Claim(ours, "ho3d", "pa_epe_cm", percent=None if small else 18),  # "an improvement of 18% in 3D PA-EPE"
+        Claim("dexter_peclr", "dexter", "pa_auc", percent=4.9),  # "improvements of 4.9%, almost reaching parity"
+    ]
+    pretrain = two_sources(scale)
+    return Study("other_datasets", ALL_LABELS[scale], RUNS / "pose" / scale, measured, pretrain, compare, seeds=(0, 1))
 
 
 def equivariance(scale: ScaleName) -> Study:
@@ -66,14 +59,8 @@ def equivariance(scale: ScaleName) -> Study:
     pre-trained on FreiHAND and YouTube3DHands and fine-tuned on FreiHAND. Here: pre-trained on FreiHAND, frozen, with a
     head on FreiHAND. Small: the networks of Table 1, and 1.5 minutes of one core for the maps of each.
     """
-    return Study(
-        "equivariance",
-        at=LONGER if scale == "small" else FROZEN_RN50,
-        folder=RUNS / "shared" / scale,
-        pretrain=BEST,
-        measured={"peclr": Arm(start="peclr"), "simclr": Arm(start="simclr_best")},
-        maps=("peclr", "simclr"),
-    )
+    measured = {"peclr": Arm(start="peclr"), "simclr": Arm(start="simclr_best")}
+    return Study("equivariance", FROZEN[scale], RUNS / "shared" / scale, measured, BEST, maps=True)
 
 
 STUDIES: Final[Studies] = {scale: [other_datasets(scale), equivariance(scale)] for scale in SCALES}

@@ -2,153 +2,119 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
+import numpy as np
+from filelock import FileLock
 
-from peclr_dali.bench.options import record_option
-from peclr_dali.bench.rows import append, describe_machine, read_rows
-from peclr_dali.bench.studies.compare import Row, compare, tables_of
-from peclr_dali.bench.studies.measure import measure_constants, measured_errors, measured_maps
+from peclr_dali.bench.commands import record_option
+from peclr_dali.bench.rows import append, describe_machine, markdown, read_rows
+from peclr_dali.bench.studies.measure import Row, compare, measure_constants, measured
 from peclr_dali.bench.studies.scales import Dataset
-from peclr_dali.bench.studies.study import ScaleName, Studies, Study
+from peclr_dali.bench.studies.study import SCALES, ScaleName, Studies, Study
 from peclr_dali.errors import UserError
 from peclr_dali.synthetic import make_dataset
 from peclr_dali.train.commands.options import SEED
 from peclr_dali.train.distributed.interrupt import Interrupted
-from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.metrics import METRICS, metric_of
-from peclr_dali.train.pretrain import pretrain
-from peclr_dali.train.read_out import fit_read_out
 from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.runs.log import configure_logging, progress_bar
 
 
-def run_study(study: Study, record: Path | None = None) -> list[Row]:
-    """Run all arms that have not finished, seed by seed, measure and compare them. Returns the rows.
+def run_study(study: Study) -> Iterator[Row]:
+    """Run all arms that have not finished, measure and compare them. Yields a row of each, when it is known.
 
     Interrupted runs are continued, so a second call finishes an interrupted study.
-
-    Args:
-        study: the study at one scale.
-        record: file to which rows are appended. A row that equals the newest one about the same is not repeated.
     """
-    for dataset in study.datasets():
-        if dataset.render is not None:
+    for arm in (*study.pretrain.values(), *study.measured.values()):
+        for dataset in (*arm.data, arm.on or study.at.data):
             _render(dataset)
-    rows: list[Row] = []
-
-    def tell(row: Row) -> None:
-        rows.append(row)
-        if record is not None:
-            _append(record, {"bench": "experiment", "study": study.name, "scale": study.folder.name, **row})
-
-    measured_on = {study.measured_on(name).root: study.held_out(name) for name in study.measured}
-    for root, keys in measured_on.items():  # before hours of training, in case that images are missing
-        tell({"kind": "constant", "on": root, "constants": measure_constants(keys)})
-    done = set[int]()
-    for seed in study.seeds:
-        if (start := study.start_seed(seed)) not in done:
-            done.add(start)
-            for name in study.pretrain:
-                tell(pretrained(study, name, start))
-        for name in study.measured:
-            tell(read_out(study, name, seed))
-        for name in study.maps or ():
-            errors = {key: array.tolist() for key, array in measured_maps(study, seed, name).items()}
-            tell({"kind": "map", "seed": seed, "arm": name, **errors})
+    # Before hours of training, in case that images are missing.
+    for root, keys in {study.measured_on(name).root: study.held_out(name) for name in study.measured}.items():
+        yield {"kind": "constant", "on": root, "constants": measure_constants(*keys)}
+    for name, seed, run in study.runs():
+        run.train()
+        row: Row = {"kind": "arm", "seed": seed, "arm": name, "set": run.keys}
+        if run.command == "pretrain":
+            row["kind"] = "pretrain"
+            if probes := RunFolder(run.out, keep=1).read_validations():  # the linear probe, in pixels of 224
+                row["probe_step"] = [probe["step"] for probe in probes]
+                row["probe_epe_px"] = [probe["epe_px_of_224"] for probe in probes]
+                row["probe_constant_epe_px"] = probes[-1].get("constant_epe_px_of_224")
+            yield row
+            continue
+        row |= {"by": run.command, "on": study.measured_on(name).root, "true_root": run.command == "probe"}
+        errors = {key: metric_of(table) for key, table in measured(study, seed, name).items() if key in METRICS}
+        yield row | errors | {"published": study.measured[name].published}
+        if study.maps:
+            maps = {key: array.tolist() for key, array in measured(study, seed, name, "map").items()}
+            yield {"kind": "map", "seed": seed, "arm": name, **maps}
     for claim in study.compare:
-        tell(compare(study, claim))
-    return rows
-
-
-def pretrained(study: Study, name: str, seed: int) -> Row:
-    """Pre-train an arm, unless that is done. Its row has the linear probe during the run, in pixels of 224."""
-    config, keys = study.pretraining(name, seed)
-    pretrain(config, "auto")
-    row: Row = {"kind": "pretrain", "seed": seed, "arm": name, "set": keys}
-    if probes := RunFolder(Path(config.run.out), keep=1).read_validations():
-        row["probe_step"] = [probe["step"] for probe in probes]
-        row["probe_epe_px"] = [probe["epe_px_of_224"] for probe in probes]
-        row["probe_constant_epe_px"] = probes[-1].get("constant_epe_px_of_224")
-    return row
-
-
-def read_out(study: Study, name: str, seed: int) -> Row:
-    """Fine-tune or read out an arm, unless that is done or it has no network of its own. Its row has the errors."""
-    arm = study.measured[name]
-    row: Row = {"kind": "arm", "seed": seed, "arm": name, "by": arm.by, "on": study.measured_on(name).root}
-    if arm.network is None:
-        config, row["set"] = study.measurement(name, seed)
-        (finetune if arm.by == "finetune" else fit_read_out)(config, "auto")
-    row |= {"true_root": True} if arm.by == "probe" else {}
-    errors = measured_errors(study, seed, name)
-    return row | {metric: metric_of(table) for metric, table in errors.items() if metric in METRICS}
+        yield compare(study, claim)
 
 
 def _render(dataset: Dataset) -> None:
-    """Render a dataset, unless it is finished. A second process waits for the first."""
-    root = Path(dataset.root).absolute()
-    root.parent.mkdir(parents=True, exist_ok=True)
-    with root.with_name(f"{root.name}.lock").open("a") as lock, progress_bar(f"rendering {dataset.root}") as progress:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        options: dict[str, Any] = dict(dataset.render or {})
-        make_dataset(root, progress=progress, **options)
+    """Render a dataset, unless it is finished or not rendered at all. A second process waits for the first."""
+    if dataset.render is not None:
+        options: dict[str, Any] = dict(dataset.render)
+        root = Path(dataset.root)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{root}.lock"), progress_bar(f"rendering {root}") as progress:
+            make_dataset(root, progress=progress, **options)
 
 
-_SUBJECT = ("study", "scale", "kind", "seed", "arm", "better", "than", "metric", "on")
-"""Keys that say what a row is about. Of rows with the same values, the newest counts."""
+def tables_of(rows: Sequence[Row]) -> str:
+    """The tables of a study in Markdown, from its rows: errors of arms and constants, and comparisons."""
+    of_networks = [row for row in rows if row["kind"] in ("arm", "map")]
+    of_constants = [
+        {"arm": f"{name.replace('_', ' ')}, {row['on']}", **errors}
+        for row in rows
+        if row["kind"] == "constant"
+        for name, errors in row["constants"].items()
+    ]
+    titles = {name: metric.title_and_unit for name, metric in METRICS.items()}
+    titles |= {"rotation_error_px": "rotated, px of 128", "shift_error_px": "shifted, px of 128"}  # means of the maps
+    metrics = [metric for metric in titles if any(metric in row for row in of_networks)]
+    lines: dict[str, list[str]] = {row["arm"]: [] for row in (*of_networks, *of_constants)}
+    for name, line in lines.items():
+        seeds = [row for row in (*of_networks, *of_constants) if row["arm"] == name]
+        for metric in metrics:
+            values = [float(np.mean(row[metric])) for row in seeds if metric in row]
+            text = f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})" if values else "-"
+            published = seeds[0].get("published", {}).get(metric)
+            line.append(text if published is None else f"{text}; {published:g}")
+    heads = ["mean and range over seeds; published", *(titles[metric] for metric in metrics)]
+    tables = markdown(heads, ([name, *line] for name, line in lines.items()))
+    compared = [
+        [
+            f"{row['better']} minus {row['than']}", titles[row["metric"]], f"{row['mean']:+.3f}",
+            f"{row['low']:+.3f} to {row['high']:+.3f}", f"{row['better_by_percent']:+.1f} %",
+            f"{row['published_percent'] or '-'}", {True: "yes", False: "no", None: "-"}[row["beats_constants"]],
+        ]
+        for row in rows if row["kind"] == "comparison"
+    ]  # fmt: skip
+    heads = ["", "metric", "mean", "95 % interval", "better by", "published, %", "better than constants"]
+    return f"{tables}\n{markdown(heads, compared)}" if compared else tables
 
 
-def _append(record: Path, row: Row) -> None:
-    """Append a row to a file, unless it equals the newest one about the same, or is a comparison without interval."""
-    row = json.loads(json.dumps(row))  # as reading it back gives it
-    if not math.isfinite(row.get("low", 0)):
-        return
-    about = [row.get(key) for key in _SUBJECT]
-    rows = read_rows(record) if record.exists() else []
-    same = [old for old in rows if [old.get(key) for key in _SUBJECT] == about]
-    newest = {key: value for key, value in (same[-1] if same else {}).items() if key != "machine"}
-    if row != newest:
-        append(record, row | {"machine": describe_machine()})
-
-
-def commands_of(study: Study) -> Iterator[str]:
-    """Shell commands of a study's runs, each after what it needs."""
-
-    def line(*words: object, files: Sequence[str] = (), keys: Sequence[str] = ()) -> str:
-        options = [("-c", file) for file in files] + [("--set", key) for key in keys]
-        return shlex.join(map(str, [*words, *(word for option in options for word in option), "--resume", "auto"]))
-
-    for seed in dict.fromkeys(map(study.start_seed, study.seeds)):
-        for name in study.pretrain:
-            config, keys = study.pretraining(name, seed)
-            processes = min(study.at.processes, config.train.batch // config.train.micro_batch)
-            launcher = ("torchrun", f"--nproc-per-node={processes}") if processes > 1 else ("python",)
-            yield line(*launcher, "-m", "peclr_dali", "pretrain", files=study.at.pretrain_files, keys=keys)
-    for seed in study.seeds:
-        for name, arm in study.measured.items():
-            if arm.network is None:
-                _, keys = study.measurement(name, seed)
-                yield line("python", "-m", "peclr_dali", arm.by, files=study.at.measured_files, keys=keys)
+_SCALE: Final = "small: rendered hands and minutes on a CPU for each run; paper: the paper's datasets and settings."
 
 
 def main(studies: Studies) -> None:
     """The command of a file of studies."""
-    names = sorted({study.name for of_scale in studies.values() for study in of_scale})
+    names = click.Choice(sorted({study.name for of_scale in studies.values() for study in of_scale}))
 
-    @click.command(help=f"Run studies: {', '.join(names)}. An interrupted study continues where it stopped.")
-    @click.option("--scale", type=click.Choice(["small", "paper"]), default="small", show_default=True, help=_SCALE)
-    @click.option("--study", "only", type=click.Choice(names), multiple=True, help="Run only this one; repeatable.")
+    @click.command(help=f"Run studies: {', '.join(names.choices)}. An interrupted study continues where it stopped.")
+    @click.option("--scale", type=click.Choice(SCALES), default="small", show_default=True, help=_SCALE)
+    @click.option("--study", "only", type=names, multiple=True, help="Run only this one; repeatable.")
     @click.option("--arm", "arms", multiple=True, metavar="NAME", help="Run only this arm; repeatable.")
     @click.option("--seeds", metavar="0,1,...", callback=_numbers, help="Run these; other processes can run others.")
     @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of every run.")
@@ -156,11 +122,26 @@ def main(studies: Studies) -> None:
     @click.option("--list", "listed", is_flag=True, help="Print the commands of all runs, for a cluster; run nothing.")
     @record_option
     def command(
-        scale: ScaleName, only: Sequence[str], arms: Sequence[str], seeds: Sequence[int], **options: Any
-    ) -> None:
-        chosen = [study for study in studies.get(scale, ()) if not only or study.name in only]
-        for study in [study.only(arms) if arms else study for study in chosen]:
-            _run(replace(study, seeds=seeds or study.seeds), **options)
+        scale: ScaleName, only: Sequence[str], arms: Sequence[str], seeds: Sequence[int], overrides: Sequence[str],
+        files: Sequence[str], listed: bool, record: Path | None,
+    ) -> None:  # fmt: skip
+        chosen = [study for study in studies.get(scale, ()) if study.name in (only or names.choices)]
+        known = [name for study in chosen for name in study.measured]
+        if unknown := [name for name in arms if name not in known]:
+            raise UserError(f"there is no arm {unknown[0]!r}; expected one of {', '.join(known)}")
+        for study in chosen:
+            at = replace(
+                study.at,
+                pretrain=[*study.at.pretrain, *overrides],
+                measured=[*study.at.measured, *overrides],
+                pretrain_files=[*study.at.pretrain_files, *files],
+            )
+            one = replace(study.only(arms or known), at=at, seeds=seeds or study.seeds)
+            if listed:
+                lines = [run.shell_command(at.processes) for _, _, run in one.runs()]
+                click.echo("\n".join(dict.fromkeys(lines)))
+            elif one.measured:
+                click.echo(run_and_record(one, record))
 
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as for the other commands (docs/performance.md)
     configure_logging()
@@ -174,22 +155,18 @@ def main(studies: Studies) -> None:
         sys.exit(stop.exit_code)
 
 
-_SCALE = "small: rendered hands and minutes on a CPU for each run; paper: the datasets and settings of the paper."
-
-
 def _numbers(context: click.Context, option: click.Parameter, text: str | None) -> list[int]:
     return [SEED(one, option, context) for one in (text or "").split(",") if one]
 
 
-def _run(study: Study, overrides: Sequence[str], files: Sequence[str], listed: bool, record: Path | None) -> None:
-    at = replace(
-        study.at,
-        pretrain=(*study.at.pretrain, *overrides),
-        measured=(*study.at.measured, *overrides),
-        pretrain_files=(*study.at.pretrain_files, *files),
-    )
-    study = replace(study, at=at)
-    if listed:
-        click.echo("\n".join(commands_of(study)))
-    else:
-        click.echo(f"\n{study.name}, scale {study.folder.name}\n\n{tables_of(study, run_study(study, record))}")
+def run_and_record(study: Study, record: Path | None) -> str:
+    """Run a study and give its tables. Rows that the file does not have yet are appended to it."""
+    rows, scale = [], study.folder.name
+    known = [row | {"machine": None} for row in read_rows(record)] if record is not None and record.exists() else []
+    for row in run_study(study):
+        rows.append(row)
+        entry = json.loads(json.dumps({"bench": "experiment", "study": study.name, "scale": scale, **row}))
+        is_new = entry | {"machine": None} not in known and math.isfinite(row.get("low", 0))  # not of one trial
+        if record is not None and is_new:
+            append(record, entry | {"machine": describe_machine()})
+    return f"\n{study.name}, scale {scale}\n\n{tables_of(rows)}"

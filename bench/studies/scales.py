@@ -1,13 +1,13 @@
-"""What the arms of a study share: the datasets and settings of the small scale and of the paper's."""
+"""The datasets and settings of the small scale and of the paper's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-Keys = tuple[str, ...]
+Keys = Sequence[str]
 """Keys of a configuration, as for `--set`."""
 
 RUNS: Final = Path("runs/studies")
@@ -15,38 +15,24 @@ RUNS: Final = Path("runs/studies")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images to train or measure on.
-
-    Attributes:
-        root: their folder.
-        keys: further keys of `data`.
-        held_out: the keys of `data` that choose the images to measure on.
-        render: options of `make_dataset`, which renders the hands if the folder does not exist. None: it must exist.
-    """
+    """Images to train or measure on."""
 
     root: str
-    keys: Keys = ()
-    held_out: Keys = ("data.part=evaluation", "data.split=all")
-    render: Mapping[str, int] | None = None
+    keys: Keys = ()  # further ones of `data`
+    held_out: Keys = ("data.part=evaluation", "data.split=all")  # choose the images to measure on
+    render: Mapping[str, int] | None = None  # options of `make_dataset`, for hands that are rendered at first use
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The size at which a study is run.
+    """What all arms of a study share."""
 
-    Attributes:
-        data: the dataset of arms that name no other.
-        pretrain: keys that all pre-trainings share, over `pretrain_files`.
-        measured: keys that all measured arms share, over `measured_files`.
-        processes: processes of a pre-training in the commands that `--list` prints.
-    """
-
-    data: Dataset
-    pretrain: Keys
-    measured: Keys
-    pretrain_files: Keys = ()
-    measured_files: Keys = ()
-    processes: int = 1
+    data: Dataset  # of arms that name no other
+    pretrain: Keys = ()  # of pre-trainings, over the files
+    measured: Keys = ()  # of fine-tunings and read-outs, over the files
+    pretrain_files: Sequence[str] = ()
+    measured_files: Sequence[str] = ()
+    processes: int = 1  # of a pre-training, in the commands that `--list` prints
 
 
 def hands(poses: int, seed: int, scenes: int, held_out: Keys = Dataset.held_out) -> Dataset:
@@ -95,12 +81,6 @@ SMALL_FROZEN: Final = (*SMALL_FINETUNE, "pose.head=mlp", "train.epochs=5", "trai
 SMALL_READ_OUT: Final = (*_FROM_RANDOM, "data.box=center", "data.center_frac=0.45")
 """For `by="probe"`: a linear head, fitted in one pass to the views of pre-training, in place of the paper's MLP."""
 
-SHORT: Final = Scale(HANDS_3500, SMALL_PRETRAIN, SMALL_READ_OUT)
-LONGER: Final = Scale(HANDS_3600, LONGER_PRETRAIN, (*SMALL_FROZEN, "encoder.name=timm/test_resnet"))
-TWO_SOURCES: Final = Scale(  # views half as large again as in pre-training, as 224 is to 128
-    HANDS_3500, SMALL_PRETRAIN, (*SMALL_FINETUNE, "geometry.side_px=72", "train.epochs=4")
-)
-
 # Scale paper.
 FREIHAND: Final = Dataset("data/freihand")
 FREIHAND_VAL: Final = Dataset("data/freihand", held_out=("data.split=val",))
@@ -109,20 +89,26 @@ YOUTUBE_3D_HANDS: Final = Dataset(
     "data/youtube3d", ("data.source=youtube3d",), (*Dataset.held_out, "data.regressor=data/mano_regressor.npy")
 )
 
-FROZEN_RN50: Final = Scale(
-    FREIHAND_VAL,
-    ("data.split=train",),
-    (),
-    ("configs/peclr_rn50.toml",),
-    ("configs/finetune_rn50.toml", "configs/finetune_frozen.toml"),
-    processes=8,
-)
-ALL_LABELS_RN152: Final = Scale(
-    FREIHAND,
-    (),
-    # The baseline starts from ImageNet, as the authors' pre-training does.
-    ("data.split=all", "validation.every_epochs=0", "encoder.weights=imagenet"),
-    ("configs/peclr_rn152.toml",),
-    ("configs/finetune_rn152.toml",),
-    processes=8,
-)
+SHORT: Final = Scale(HANDS_3500, SMALL_PRETRAIN, SMALL_READ_OUT)
+FROZEN: Final = {
+    "small": Scale(HANDS_3600, LONGER_PRETRAIN, (*SMALL_FROZEN, "encoder.name=timm/test_resnet")),
+    "paper": Scale(
+        FREIHAND_VAL,
+        pretrain=("data.split=train",),
+        pretrain_files=("configs/peclr_rn50.toml",),
+        measured_files=("configs/finetune_rn50.toml", "configs/finetune_frozen.toml"),
+        processes=8,
+    ),
+}
+ALL_LABELS: Final = {
+    # views half as large again as in pre-training, as 224 is to 128
+    "small": Scale(HANDS_3500, SMALL_PRETRAIN, (*SMALL_FINETUNE, "geometry.side_px=72", "train.epochs=4")),
+    "paper": Scale(
+        FREIHAND,
+        # The baseline starts from ImageNet, as the authors' pre-training does.
+        measured=("data.split=all", "validation.every_epochs=0", "encoder.weights=imagenet"),
+        pretrain_files=("configs/peclr_rn152.toml",),
+        measured_files=("configs/finetune_rn152.toml",),
+        processes=8,
+    ),
+}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import FROZEN_RN50, LONGER, RUNS
+from peclr_dali.bench.studies.scales import FROZEN, RUNS
 from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
 
 BEST: Final = {
@@ -59,14 +59,7 @@ def compositions(scale: ScaleName) -> Study:
     if scale == "small":
         measured |= {**BESIDE, "simclr_cells": cells("simclr_best"), "peclr_cells": cells("peclr")}
         compare += [Claim("peclr_cells", other) for other in ("simclr_cells", "random_cells", "pixels")]
-    return Study(
-        "compositions",
-        at=LONGER if scale == "small" else FROZEN_RN50,
-        folder=RUNS / "shared" / scale,
-        pretrain=BEST,
-        measured=measured,
-        compare=compare,
-    )
+    return Study("compositions", FROZEN[scale], RUNS / "shared" / scale, measured, BEST, compare)
 
 
 STUDIES: Final[Studies] = {scale: [compositions(scale)] for scale in SCALES}

@@ -11,15 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import (
-    ALL_LABELS_RN152,
-    FREIHAND,
-    HANDS_3500,
-    RUNS,
-    TWO_SOURCES,
-    YOUTUBE_3D_HANDS,
-    hands,
-)
+from peclr_dali.bench.studies.scales import ALL_LABELS, FREIHAND, HANDS_3500, RUNS, YOUTUBE_3D_HANDS, hands
 from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
 
 SECOND: Final = {"small": hands(3500, 3, 40), "paper": YOUTUBE_3D_HANDS}  # small: other hands, in other scenes
@@ -50,41 +42,27 @@ def high_resolution(scale: ScaleName) -> Study:
             "rn50_224_peclr": Arm([RN50], start="two_rn50", published={"pa_epe_cm": 0.71, "pa_auc": 0.86}),
         }
         compare.append(Claim("rn50_224_peclr", "rn50_224", "pa_epe_cm", percent=14.5))
-    return Study(
-        "high_resolution",
-        at=TWO_SOURCES if scale == "small" else ALL_LABELS_RN152,
-        folder=RUNS / "pose" / scale,
-        seeds=(0, 1),
-        pretrain=two_sources(scale),
-        measured=measured,
-        compare=compare,
-    )
+    pretrain = two_sources(scale)
+    return Study("high_resolution", ALL_LABELS[scale], RUNS / "pose" / scale, measured, pretrain, compare, seeds=(0, 1))
 
 
 def cross_domain(scale: ScaleName) -> Study:
     """Table 3: FreiHAND, and YouTube3DHands as the second source, with the networks of Table 2."""
-    peclr, none = "rn152_224_peclr", "rn152_224"
-    return Study(
-        "cross_domain",
-        at=TWO_SOURCES if scale == "small" else ALL_LABELS_RN152,
-        folder=RUNS / "pose" / scale,
-        seeds=(0, 1),
-        pretrain=two_sources(scale),
-        measured={
-            none: Arm(published={"epe_cm": 5.05, "auc": 0.34}),
-            peclr: Arm(start="two", published={"epe_cm": 4.56, "auc": 0.36}),
-            "rn152_on_second": Arm(network=none, on=SECOND[scale], published={"pa_epe_cm": 3.05, "epe_px": 22.1}),
-            "rn152_peclr_on_second": Arm(
-                network=peclr, on=SECOND[scale], published={"pa_epe_cm": 2.88, "epe_px": 16.9}
-            ),
-        },
-        compare=[
-            Claim(peclr, none, "epe_cm", percent=9.7),
-            Claim(peclr, none, "auc", percent=5.6),
-            Claim("rn152_peclr_on_second", "rn152_on_second", "pa_epe_cm", percent=5.6),
-            Claim("rn152_peclr_on_second", "rn152_on_second", "epe_px", percent=23.5),
-        ],
-    )
+    peclr, none, second = "rn152_224_peclr", "rn152_224", SECOND[scale]
+    measured = {
+        none: Arm(published={"epe_cm": 5.05, "auc": 0.34}),
+        peclr: Arm(start="two", published={"epe_cm": 4.56, "auc": 0.36}),
+        "rn152_on_second": Arm(network=none, on=second, published={"pa_epe_cm": 3.05, "epe_px": 22.1}),
+        "rn152_peclr_on_second": Arm(network=peclr, on=second, published={"pa_epe_cm": 2.88, "epe_px": 16.9}),
+    }
+    compare = [
+        Claim(peclr, none, "epe_cm", percent=9.7),
+        Claim(peclr, none, "auc", percent=5.6),
+        Claim("rn152_peclr_on_second", "rn152_on_second", "pa_epe_cm", percent=5.6),
+        Claim("rn152_peclr_on_second", "rn152_on_second", "epe_px", percent=23.5),
+    ]
+    pretrain = two_sources(scale)
+    return Study("cross_domain", ALL_LABELS[scale], RUNS / "pose" / scale, measured, pretrain, compare, seeds=(0, 1))
 
 
 STUDIES: Final[Studies] = {scale: [high_resolution(scale), cross_domain(scale)] for scale in SCALES}

@@ -32,25 +32,18 @@ def described_ranks(rank: int | None = None, world_size: int | None = None) -> R
         world_size: used instead of `WORLD_SIZE`. Give both or neither.
 
     Raises:
-        UserError: a variable is not a number, or the numbers contradict each other.
+        UserError: the numbers contradict each other.
     """
     if (rank is None) != (world_size is None):
         raise UserError(f"rank = {rank} and world_size = {world_size}: expected both, or none, as under torchrun")
-    found = [_from_environment(name.upper(), default) for name, default in Ranks._field_defaults.items()]
+    ranks = Ranks(*(int(os.environ.get(name.upper(), str(default))) for name, default in Ranks._field_defaults.items()))
     if rank is not None and world_size is not None:
-        found[:2] = rank, world_size
-    ranks = Ranks(*found)
-    where = " (RANK and WORLD_SIZE in the environment)" if rank is None else ""
-    if not 0 <= ranks.rank < ranks.world_size or (ranks.world_size > 1 and rank is None and "RANK" not in os.environ):
+        ranks = ranks._replace(rank=rank, world_size=world_size)
+    unnumbered = rank is None and ranks.world_size > 1 and "RANK" not in os.environ  # all would load the same
+    if unnumbered or not 0 <= ranks.rank < ranks.world_size:
+        where = " (RANK and WORLD_SIZE in the environment)" if rank is None else ""
         raise UserError(
             f"rank = {ranks.rank} and world_size = {ranks.world_size}{where}: expected a rank below the number of "
             "ranks, or neither of both. Start the processes with torchrun."
         )
     return ranks
-
-
-def _from_environment(name: str, default: int) -> int:
-    value = os.environ.get(name, str(default))
-    if not value.isdecimal():
-        raise UserError(f"{name} = {value!r} in the environment: expected a number, as torchrun sets it. Unset it.")
-    return int(value)

@@ -7,15 +7,14 @@ orientation is part of the map from stored pixels to the view.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.machine.compiled import cached
-
-IntArray: TypeAlias = npt.NDArray[np.int64]
+from peclr_dali.pipelines.arrays import IntArray
 
 _ENTRY_BYTES = 12
 _ORIENTATION = 0x0112

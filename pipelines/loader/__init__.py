@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from peclr_dali.errors import UserError
-from peclr_dali.machine.cores import warn_of_threads
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.config import PipelinesConfig
@@ -86,8 +85,6 @@ class Loader:
             processes_here=processes_here,
             geometries=geometries,
         )
-        if rows.start == 0 and config.threads:  # on rank 0
-            warn_of_threads("pipelines.threads", config.threads, processes_here)
         self._index, self._schedule, self._device = index, schedule, device
         self._stop = threading.Event()
         self._reader = Reader(index, schedule.order, self.quarantine, self._stop, self._partners)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 
@@ -17,7 +17,7 @@ from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
 from peclr_dali.errors import UserError
 from peclr_dali.machine.ranks import described_ranks
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, each_source
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.loader.read import Quarantine
 from peclr_dali.pipelines.randomness import MOST_VIEWS
@@ -42,7 +42,6 @@ def make_loader(
     colour: ColourConfig | Sequence[ColourConfig] = ColourConfig(),  # noqa: B008
     appearance: AppearanceConfig | Sequence[AppearanceConfig] = AppearanceConfig(),  # noqa: B008
     config: PipelinesConfig = PipelinesConfig(),  # noqa: B008
-    positive: Literal["self", "version", "file"] | None = None,
 ) -> EpochLoader:
     """Make a loader of augmented views with their matrices, for any training loop. Examples: docs/library.md.
 
@@ -64,7 +63,6 @@ def make_loader(
         appearance: further augmentations of pixels; for all views, or a list.
         config: how the views are made. Where torchrun does not say how many processes share this machine's cores, set
             `threads` if there are several.
-        positive: the second image of each row, as `DataConfig.positive` says; None: as `data` says.
 
     Raises:
         UserError: the data cannot be used, a batch needs more images or fewer ranks, it is not whole micro-batches, the
@@ -88,20 +86,9 @@ def make_loader(
     if isinstance(data, str | Path) and data != "":
         data = DataConfig(source="folder", root=str(data))
     if isinstance(data, Index):
-        if positive not in (None, "self"):
-            raise UserError(
-                f"positive = {positive!r}: an Index has its partners already, or none. Give the DataConfig instead, or "
-                f"load the Index with DataConfig(..., positive={positive!r})"
-            )
-        index = data if positive is None else replace(data, partners=None)
+        index = data
     elif isinstance(data, DataConfig) or (data and _are_configs(data)):
-        sources = each_source(data)
-        if positive is not None:
-            try:
-                sources = tuple(replace(one, positive=positive) for one in sources)
-            except ValueError:
-                raise UserError(f"positive = {positive!r}: expected 'self', 'version' or 'file'") from None
-        index = load_index(sources)
+        index = load_index(data)
     else:
         raise UserError(f"data = {data!r}: expected a folder, an Index, or at least one dataset's DataConfig")
     return EpochLoader(
@@ -183,7 +170,7 @@ class EpochLoader:
     def __init__(
         self, index: Index, rows: range, *, batch: int, seed: int, device: torch.device, **loader: Any
     ) -> None:
-        self._steps = steps_per_epoch(index, batch)
+        self._steps = steps_per_epoch(index, batch, table="")
         self.index, self.quarantine, self.device = index, Quarantine(), device
         self._schedule = Schedule(build_order(index, batch=batch, seed=seed), RankSlice(batch, rows.start, rows.stop))
         self._make = partial(Loader, index, device=device, quarantine=self.quarantine, **loader)

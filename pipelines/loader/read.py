@@ -16,10 +16,9 @@ from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
 from peclr_dali.pipelines.files.reading import read_sound_jpegs
 from peclr_dali.pipelines.render.chunk import Chunk
-from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.index import Bytes, Index
 from peclr_dali.pipelines.samples.order import Order
 from peclr_dali.pipelines.samples.partners import Partners
-from peclr_dali.pipelines.samples.store import Bytes
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,19 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import nvidia.dali.math as dali_math
 import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
 from peclr_dali.pipelines.render.chunk import Chunk
-from peclr_dali.pipelines.render.dali_colour import Node, jitter
 from peclr_dali.pipelines.render.settings import Settings
 from peclr_dali.pipelines.views.augmentation import Augmentation
+from peclr_dali.pipelines.views.draws import Draw
+
+Node = Any  # DALI's DataNode carries no types
+
+_TINY: Final = 1e-6
 
 _PADDING_BYTES: Final = 2**20
 """Size of the buffers that nvJPEG gets in advance: one on the GPU and two in pinned memory for each of DALI's threads.
@@ -96,7 +101,41 @@ def _view(image: Node, view: Mapping[str, Node], augmentation: Augmentation, hal
         fill_value=None if geometry.fill == "edge" else geometry.fill,
         dtype=types.FLOAT,
     )
-    return fn.cast(jitter(warped, augmentation.colour, view.get("draws")), dtype=types.UINT8)
+    return fn.cast(_hsv(warped, view["draws"]) if "draws" in view else warped, dtype=types.UINT8)
+
+
+def _hsv(image: Node, draws: Node) -> Node:
+    """Scale hue and saturation of (S, S, 3) float pixels in [0, 255], map value to a x + b; not yet rounded or clipped.
+
+    DALI's own `fn.hsv` works linearly in YIQ and cannot scale a hue, so HSV is written out in DALI's arithmetic, which
+    runs on a CPU and on a GPU, without branches (paper, supplement, "Self-supervised pre-training").
+    With value V, chroma C and hue h in sixths of a turn, channel n of the result is
+    V' - V' S' clip(min(k, 4 - k), 0, 1), k = (n + h') mod 6, for n = 5, 3, 1.
+    """
+    red, green, blue = (image[:, :, channel] for channel in range(3))
+    value = dali_math.max(red, dali_math.max(green, blue))
+    chroma = value - dali_math.min(red, dali_math.min(green, blue))
+    per_chroma = 1 / dali_math.max(chroma, _TINY)
+
+    is_red = red >= value
+    is_green = (green >= value) & (red < value)
+    is_blue = (red < value) & (green < value)
+    from_red = (green - blue) * per_chroma
+    sixths = (
+        is_red * (from_red + 6.0 * (from_red < 0))
+        + is_green * ((blue - red) * per_chroma + 2.0)
+        + is_blue * ((red - green) * per_chroma + 4.0)
+    ) * draws[Draw.HUE]
+
+    new_value = dali_math.min(value * draws[Draw.VALUE_SCALE] + draws[Draw.VALUE_SHIFT], 255.0)
+    new_chroma = new_value * draws[Draw.SATURATION] * chroma / dali_math.max(value, _TINY)
+
+    def channel(offset: float) -> Node:
+        k = sixths + offset
+        k = k - 6.0 * (k >= 6)
+        return new_value - new_chroma * dali_math.clamp(dali_math.min(k, 4.0 - k), 0.0, 1.0)
+
+    return fn.stack(channel(5.0), channel(3.0), channel(1.0), axis=2)
 
 
 def decode_pipeline(settings: Settings, chunks: Iterator[Chunk]) -> Pipeline:

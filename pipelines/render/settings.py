@@ -21,7 +21,7 @@ from peclr_dali.pipelines.samples.image_sizes import sampled_sizes_px
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.pipelines.views.plan import MAX_HALVINGS, most_halvings
-from peclr_dali.pipelines.views.regions import regions_pay
+from peclr_dali.pipelines.views.regions import LEAST_PIXELS
 
 _CHUNK_BYTES: Final = 2**28
 """Largest size of a chunk's decoded images, in bytes. A few chunks are in memory at once."""
@@ -114,7 +114,7 @@ def choose_settings(
         threads=config.threads or (min(share, _MOST_THREADS_ON_GPU) if decoder == "gpu" else share),
         prefetch=config.prefetch,
         size_hint_px=_size_hint_px(sizes_px),
-        regions=regions_pay(config.decode, pixels, on_gpu=decoder == "gpu"),
+        regions=config.decode == "region" or (config.decode == "auto" and decoder == "cpu" and pixels >= LEAST_PIXELS),
         halvings=max((most_halvings(index.box_px, geometry) for geometry in geometries), default=MAX_HALVINGS),
         why=why,
     )

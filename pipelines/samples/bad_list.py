@@ -1,7 +1,6 @@
 """Reads and writes the list of bad files, which `check-data` makes and `data.bad_list` excludes.
 
-JSON Lines: first {"checked": samples, "bad": files}, then {"path": ..., "reason": ...} for each file, with paths as in
-the index. The number of files in the first line shows whether the list is complete.
+JSON Lines, {"path": ..., "reason": ...} for each file, with paths as in the index.
 """
 
 from __future__ import annotations
@@ -22,15 +21,9 @@ from peclr_dali.writing import write_text
 log = logging.getLogger(__name__)
 
 
-def write_bad_list(file: Path, reasons: Mapping[str, str], *, checked: int) -> None:
-    """Write paths and reasons, whole or not at all.
-
-    Raises:
-        NotWritten: the disk is full, or writing is not permitted.
-    """
-    rows = [{"checked": checked, "bad": len(reasons)}]
-    lines = [json.dumps(row) for row in [*rows, *({"path": path, "reason": why} for path, why in reasons.items())]]
-    write_text(file, "\n".join(lines) + "\n")
+def write_bad_list(file: Path, reasons: Mapping[str, str]) -> None:
+    """Write paths and reasons. Errors as in `writing.whole_file`."""
+    write_text(file, "".join(f"{json.dumps({'path': path, 'reason': why})}\n" for path, why in reasons.items()))
 
 
 def rows_not_listed(index: Index, file: Path) -> IntArray:
@@ -40,28 +33,19 @@ def rows_not_listed(index: Index, file: Path) -> IntArray:
     files, a warning says so, since it may be the list of another dataset.
 
     Raises:
-        UserError: the list is missing or incomplete, or lists all files of the index.
+        UserError: the list cannot be read, or has all files of the index.
     """
-    listed = _read_paths(file)
-    left = np.array([row for row, path in enumerate(index.paths) if path not in listed], np.int64)
-    if not len(left):
-        raise UserError(f"{file}: lists all {len(index)} images of {index.root} as bad. Check the data again.")
-    if listed and len(left) == len(index):
-        log.warning("%s: none of its %d files is among the images of %s", file, len(listed), index.root)
-    return left
-
-
-def _read_paths(file: Path) -> set[str]:
     try:
-        rows = [parse_json(line) for line in regular(file).read_text(encoding="utf-8").splitlines()]
-        paths = {row["path"] for row in rows[1:]}
-        expected = rows[0]["bad"]
+        listed = {parse_json(line)["path"] for line in regular(file).read_text(encoding="utf-8").splitlines()}
     except OSError as error:
         raise UserError(
             f"data.bad_list = {str(file)!r}: {error.strerror}; 'python cli.py check-data' makes it."
         ) from error
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"{file}: damaged, or not a list of bad files. Make it again with 'check-data'.") from error
-    if len(paths) != expected:
-        raise UserError(f"{file}: incomplete, with {len(paths)} of {expected} files. Make it again with 'check-data'.")
-    return paths
+    left = np.array([row for row, path in enumerate(index.paths) if path not in listed], np.int64)
+    if not len(left):
+        raise UserError(f"{file}: lists all {len(index)} images of {index.root} as bad. Check the data again.")
+    if listed and len(left) == len(index):
+        log.warning("%s: none of its %d files is among the images of %s", file, len(listed), index.root)
+    return left

@@ -6,10 +6,11 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.partners import Partners
-from peclr_dali.pipelines.samples.store import Bytes, SelectedStore, Store
 from peclr_dali.skeleton import HAND
 
 _FAULTS_OF_A_FILE: Final = (
@@ -25,8 +25,30 @@ _FAULTS_OF_A_FILE: Final = (
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO,
 )  # fmt: skip
 
+Bytes = bytes | OSError
+"""A sample's bytes, or why they cannot be read."""
+
 WHOLE_IMAGE = (0.0, 0.0, 0.0)
 """The box for the square around a whole image; its size is read later, from the file's header."""
+
+
+class Store(ABC):
+    """Reads the bytes of samples that are not files of their own, such as those in tar files; any thread may do so."""
+
+    @abstractmethod
+    def read(self, rows: Sequence[int]) -> list[Bytes]:
+        """The bytes of some samples, in one call."""
+
+
+class _SelectedStore(Store):
+    """Some `rows` (N,) of another store, in this order."""
+
+    def __init__(self, store: Store, rows: IntArray) -> None:
+        self._store, self._rows = store, rows
+
+    def read(self, rows: Sequence[int]) -> list[Bytes]:
+        """See `Store`."""
+        return self._store.read([int(self._rows[row]) for row in rows])
 
 
 @dataclass(frozen=True)
@@ -122,30 +144,23 @@ class Index:
     def in_words(self) -> str:
         """Counts of images and checksums of file names and boxes: alike on two hosts with the same images.
 
-        Names are taken without their folders, and those of a store are left out, since they are on the disk.
+        Names are taken without their folders.
         """
-        files = zlib.crc32(b"")
-        if not isinstance(self.paths, LazyNames):
-            files = zlib.crc32(
-                "\n".join(path.rpartition("/")[2] for path in self.paths).encode(errors="surrogateescape")
-            )
-        boxes = zlib.crc32(np.ascontiguousarray(self.box_px).data)
+        names = "\n".join(path.rpartition("/")[2] for path in self.paths).encode(errors="surrogateescape")
+        files, boxes = zlib.crc32(names), zlib.crc32(np.ascontiguousarray(self.box_px).data)
         return f"{' + '.join(map(str, self.counts))} images (checksums {files:08x} of names, {boxes:08x} of boxes)"
 
     def select(self, rows: IntArray) -> Index:
         """The index of the samples at `rows`, in this order. The index must have a single source."""
         if self.sources:
             raise ValueError(f"{self.name}: select rows of each source before the sources are joined")
-        store = self.store
         arrays: dict[str, Any] = {name: None if table is None else table[rows] for name, table in self._arrays.items()}
         return replace(
             self,
-            paths=[self.paths[row] for row in rows.tolist()]
-            if store is None
-            else LazyNames(len(rows), lambda row: self.paths[int(rows[row])]),
+            paths=[self.paths[row] for row in rows.tolist()],
             **arrays,
             targets={name: array[rows] for name, array in self.targets.items()},
-            store=None if store is None else SelectedStore(store, rows),
+            store=None if self.store is None else _SelectedStore(self.store, rows),
             partners=None if self.partners is None else self.partners.select(rows),
         )
 
@@ -205,24 +220,3 @@ def read_file(path: str) -> bytes:
             return file.read()
     finally:
         os.close(descriptor)
-
-
-class LazyNames(Sequence[str]):
-    """The names of a store's samples, each read from the disk by `name` only when it is used."""
-
-    def __init__(self, count: int, name: Callable[[int], str]) -> None:
-        self._rows, self._name = range(count), name
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-
-    @overload
-    def __getitem__(self, row: slice) -> list[str]: ...
-
-    def __getitem__(self, row: int | slice) -> str | list[str]:
-        if isinstance(row, slice):
-            return [self._name(one) for one in self._rows[row]]
-        return self._name(self._rows[row])

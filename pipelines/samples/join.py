@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -13,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
-from peclr_dali.pipelines.samples.index import Index, LazyNames, SourceRows
+from peclr_dali.pipelines.samples.index import Bytes, Index, SourceRows, Store
 from peclr_dali.pipelines.samples.partners import Partners
-from peclr_dali.pipelines.samples.store import Bytes, Store
 
 
 def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
@@ -30,12 +28,10 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
         return indices[0]
     root, folders = _common_root([str(index.root) for index in indices])
     counts = [len(index) for index in indices]
-    stored = any(index.store is not None for index in indices)
-    names = _lazy_names(indices, folders) if stored else _names(indices, folders)
     return Index(
         name=" + ".join(index.name for index in indices),
         root=Path(root),
-        paths=names,
+        paths=[f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths],
         box_px=np.concatenate([index.box_px for index in indices]),
         keypoints_px=_join_tables([index.keypoints_px for index in indices], counts),
         mirror=_join_tables([index.mirror for index in indices], counts, missing=False),
@@ -44,7 +40,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
         sources=tuple(
             SourceRows(index.name, len(index), weight) for index, weight in zip(indices, weights, strict=True)
         ),
-        store=_JoinedStore(indices) if stored else None,
+        store=_JoinedStore(indices) if any(index.store is not None for index in indices) else None,
         partners=Partners.joined([index.partners for index in indices], counts),
     )
 
@@ -73,22 +69,6 @@ def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:
     absolute = [os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay as they are
     common = os.path.commonpath(absolute)
     return common, [os.path.relpath(root, common) for root in absolute]
-
-
-def _names(indices: Sequence[Index], folders: Sequence[str]) -> list[str]:
-    """The names of all samples, relative to the common root."""
-    return [f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths]
-
-
-def _lazy_names(indices: Sequence[Index], folders: Sequence[str]) -> LazyNames:
-    """As `_names`, each read when it is used."""
-    first = [0, *accumulate(len(index) for index in indices)]
-
-    def name_of(row: int) -> str:
-        number = bisect_right(first, row) - 1
-        return f"{folders[number]}/{indices[number].paths[row - first[number]]}"
-
-    return LazyNames(first[-1], name_of)
 
 
 def _join_targets(indices: Sequence[Index], counts: Sequence[int]) -> dict[str, FloatArray]:

@@ -233,16 +233,23 @@ def _substitutes(seed: int, epoch: int, place: int, count: int, attempts: int) -
     return np.random.Generator(bits).integers(count, size=attempts)
 
 
-def steps_per_epoch(index: Index, batch: int, name: str = "batch") -> int:
+def steps_per_epoch(
+    index: Index, batch: int, *, micro_batch: int = 1, world_size: int = 1, table: str = "train."
+) -> int:
     """Number of whole batches that the samples fill. The remaining samples are not used in this epoch.
 
     Raises:
-        UserError: there are fewer samples than a batch. `name` is the batch's key, for the message.
+        UserError: there are fewer samples than a batch. The message names a batch, and a micro-batch if it has to be
+            smaller too, that they fill on so many ranks. `table` is the table of the two keys.
     """
     steps = len(index) // batch
     if steps == 0:
+        fitting = max(1, min(micro_batch, len(index) // world_size))
+        keys = f"{table}batch = {len(index) // fitting * fitting}"
+        if fitting < micro_batch:
+            keys += f" and {table}micro_batch = {fitting}"
         raise UserError(
-            f"{index.root} has {len(index)} images, fewer than {name} = {batch}: use more images or a smaller batch"
+            f"{index.root} has {len(index)} images, fewer than {table}batch = {batch}: use more images, or set {keys}"
         )
     return steps
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from peclr_dali.pipelines.arrays import DoubleArray, IntArray
-from peclr_dali.pipelines.randomness import Stream, philox
-
-_PHILOX_BLOCK: Final = 4
+from peclr_dali.pipelines.randomness import Stream, uniforms
 
 
 @dataclass(frozen=True)
@@ -70,13 +67,7 @@ def none_of(count: int) -> Partners:
 
 def draw_partners(seed: int, epoch: int, places: IntArray) -> DoubleArray:
     """Uniform numbers (N,) in [0, 1) that choose the partners at `places` (N,) of an epoch."""
-    drawn = np.empty(len(places))
-    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
-    for start, stop in zip(starts, [*starts[1:], len(places)], strict=True):
-        bits = philox(seed, Stream.PARTNER, epoch=epoch)
-        bits.advance(int(places[start]))  # a block for each place
-        drawn[start:stop] = np.random.Generator(bits).random(_PHILOX_BLOCK * (stop - start))[::_PHILOX_BLOCK]
-    return drawn
+    return uniforms(seed, Stream.PARTNER, epoch, places, 4)[:, 0]
 
 
 def of_same_group(group: IntArray) -> Partners:

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import paths_in_one_line
-from peclr_dali.pipelines.config import SOURCES, DataConfig, each_source, refuse_address
+from peclr_dali.pipelines.config import SOURCES, DataConfig, refuse_address
 from peclr_dali.pipelines.samples.bad_list import rows_not_listed
 from peclr_dali.pipelines.samples.box_check import check_boxes
 from peclr_dali.pipelines.samples.index import Index
@@ -26,23 +25,22 @@ def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
     Raises:
         UserError: a folder or file is missing, empty or does not fit the layout.
     """
-    sources = each_source(config)
+    sources = [config] if isinstance(config, DataConfig) else config
     return join([_load(one) for one in sources], [one.weight for one in sources])
 
 
 def _load(config: DataConfig) -> Index:
-    with paths_in_one_line(Path(config.root)):
-        refuse_address(config)
-        index: Index = pkgutil.resolve_name(SOURCES[config.source])(config)
-        if not len(index):
-            raise UserError(
-                f"{config.root}: data.split = {config.split!r} has no image: a tenth of its few groups is none. Set "
-                'data.split = "all", or use a larger set.'
-            )
-        check_boxes(index)
-        left = None
-        if config.bad_list is not None:
-            left = rows_not_listed(index, Path(config.bad_list))
+    refuse_address(config)
+    index: Index = pkgutil.resolve_name(SOURCES[config.source])(config)
+    if not len(index):
+        raise UserError(
+            f"{config.root}: data.split = {config.split!r} has no image: a tenth of its few groups is none. Set "
+            'data.split = "all", or use a larger set.'
+        )
+    check_boxes(index)
+    left = None
+    if config.bad_list is not None:
+        left = rows_not_listed(index, Path(config.bad_list))
     if config.label_fraction < 1:
         chosen = np.flatnonzero(in_fraction(index.groups, config.label_fraction, seed=config.label_seed))
         left = chosen if left is None else np.intersect1d(chosen, left)

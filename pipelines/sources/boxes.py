@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +15,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, file_name, parse_json
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
-from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.annotations.dataset_file import coco_annotations, csv_rows, dataset_file, plain_name
 from peclr_dali.skeleton import HAND
 
 _COLUMNS: Final = ("file", "x0", "y0", "x1", "y1")
@@ -96,14 +94,14 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
             f"data.box = {str(file)!r}: expected a .csv or .json file of boxes, or 'center'; 'joints' is for sources "
             "with keypoints."
         )
-    row_of = {name: row for row, name in enumerate(names)}
-    seen, left, repeated, has_hands = set[object](), list[bool](), 0, False
-    images, edges_px, landmarks_px = list[int](), list[npt.NDArray[np.float64]](), list[npt.NDArray[np.float32]]()
+    row_of = {plain_name(name): row for row, name in enumerate(names)}
+    found: dict[object, tuple[int, bool, npt.NDArray[np.float64], npt.NDArray[np.float32] | None]] = {}
+    repeated, has_hands = 0, False
     with dataset_file(
         file, "boxes as CSV in UTF-8, or in COCO's JSON format", "Mend it, or give the path of another file."
     ) as path:
         for row in read(file, path.read_bytes().decode("utf-8-sig", errors="surrogateescape")):
-            has_hands, image = row.hand is not None, row_of.get(row.name.removeprefix("./"))
+            has_hands, image = row.hand is not None, row_of.get(plain_name(row.name))
             if image is None:
                 raise UserError(
                     f"{row.where}: there is no image {row.name[:80]!r}; names are relative to the source's folder, "
@@ -113,61 +111,41 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
                 raise UserError(f"{row.where}: hand is {row.hand[:80]!r}; expected {', '.join(_HANDS)}. Mend this row.")
             if row.hand in _WITHOUT_BOX:
                 continue
-            box_px = _box_px(row)
-            key = image if row.hand is None else (image, row.hand, box_px.tobytes())
-            if key in seen and row.hand is None:
+            edges_px = _box_px(row)
+            key = image if row.hand is None else (image, row.hand, edges_px.tobytes())
+            if key in found and row.hand is None:
                 expected = "one, unless the file has a column 'hand'"
                 raise UserError(f"{row.where}: a second box for {row.name!r}; expected {expected}. Mend this row.")
-            repeated += key in seen
-            if key not in seen:
-                seen.add(key)
-                left.append(row.hand == "left")
-                images.append(image)
-                edges_px.append(box_px)
-                if row.landmarks is not None:
-                    landmarks_px.append(_landmarks_px(row.where, row.landmarks))
-    if not seen:
+            repeated += key in found
+            found.setdefault(key, (image, row.hand == "left", edges_px, _landmarks_px(row)))
+    if not found:
         raise UserError(f"{file}: holds no box. Add boxes, or leave data.box out to use whole images.")
     if repeated:
         _log.warning("%s: %d rows repeat a hand of a row before, and are left out", file, repeated)
-    order = np.argsort(images, kind="stable")
-    edges = np.array(edges_px)[order]
+    in_order = sorted(found.values(), key=lambda one: one[0])
+    images, left, edges, landmarks = zip(*in_order, strict=True)
     return Boxes(
-        np.array(images, np.int64)[order],
-        squares_around(edges[:, :2], edges[:, 2:]),
-        np.array(left)[order] if has_hands else None,
-        np.array(landmarks_px)[order] if landmarks_px else None,
+        np.array(images, np.int64),
+        squares_around(np.array(edges)[:, :2], np.array(edges)[:, 2:]),
+        np.array(left) if has_hands else None,
+        None if landmarks[0] is None else np.array(landmarks),
     )
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
-    lines = csv.reader(io.StringIO(text, newline=""))
-    header = [cell.strip() for cell in next(lines, [])]
-    if not {*header} >= {*_COLUMNS}:
-        raise UserError(
-            f"{file}: line 1 is {','.join(header)[:80]!r}; expected a header with the columns {','.join(_COLUMNS)}, "
-            "separated by commas. Write it, and the boxes below it."
-        )
-    has_landmarks = {*header} >= {*_LANDMARKS}
-    for cells in filter(None, lines):
-        row = dict(
-            zip(header, (cells[0], *(cell.strip() for cell in cells[1:])), strict=False)
-        )  # a name may have spaces
-        edges = [row.get(column, "") for column in _COLUMNS[1:]]
-        hand = row.get("hand", "") if "hand" in header else None
-        landmarks = [row.get(column, "") for column in _LANDMARKS] if has_landmarks else None
-        yield _Row(f"{file}, line {lines.line_num}", row.get("file", ""), edges, hand, landmarks)
+    for where, row in csv_rows(file, text, _COLUMNS):
+        edges = [row[column] for column in _COLUMNS[1:]]
+        landmarks = [row[column].strip() for column in _LANDMARKS] if row.keys() >= {*_LANDMARKS} else None
+        yield _Row(where, row["file"], edges, row["hand"].strip() if "hand" in row else None, landmarks)
 
 
 def _coco_rows(file: Path, text: str) -> Iterator[_Row]:
     content = parse_json(text)
-    name_of = {image["id"]: image["file_name"] for image in content["images"]}
     category_of = {one["id"]: str(one["name"]) for one in content.get("categories", [])}
-    for number, one in enumerate(content["annotations"]):
+    for where, one, image in coco_annotations(file, content):
         x, y, width, height = one["bbox"]
         hand = "left" if category_of.get(one.get("category_id"), "").lower().startswith("left") else "right"
-        name = file_name(name_of[one["image_id"]])
-        yield _Row(f"{file}, annotation {number}", name, (x, y, x + width, y + height), hand)
+        yield _Row(where, file_name(image["file_name"]), (x, y, x + width, y + height), hand)
 
 
 def _box_px(row: _Row) -> npt.NDArray[np.float64]:
@@ -181,15 +159,16 @@ def _box_px(row: _Row) -> npt.NDArray[np.float64]:
     return box_px
 
 
-def _landmarks_px(where: str, cells: Sequence[str]) -> npt.NDArray[np.float32]:
-    """The landmarks of a hand, (21, 2); NaN if there are none, as in a row that was added by hand."""
-    if not any(cells):
+def _landmarks_px(row: _Row) -> npt.NDArray[np.float32] | None:
+    """The landmarks of a hand, (21, 2); NaN if it has none, as in a row that was added by hand."""
+    if row.landmarks is None:
+        return None
+    if not any(row.landmarks):
         return np.full((len(HAND), 2), np.nan, np.float32)
-    values = as_numbers(cells)
+    values = as_numbers(row.landmarks)
     if values is None or not (np.abs(values) < _LARGEST_PX).all():
-        raise UserError(
-            f"{where}: {str(list(cells))[:80]} are no landmarks; expected {len(_LANDMARKS)} numbers. Mend it."
-        )
+        expected = f"expected {len(_LANDMARKS)} numbers"
+        raise UserError(f"{row.where}: {str(list(row.landmarks))[:80]} are no landmarks; {expected}. Mend it.")
     return values.reshape(-1, 2).astype(np.float32)
 
 

@@ -5,6 +5,8 @@ Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the format is tha
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +15,18 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, file_name, parse_json
 from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.image_sizes import spread, upright_sizes_px
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.annotations.dataset_file import coco_annotations, dataset_file
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
-from peclr_dali.pipelines.sources.subsets import refuse_part, rows_of_split
+from peclr_dali.pipelines.sources.subsets import refuse_key, rows_of_split
 from peclr_dali.skeleton import HAND, THUMB_IN_ANATOMY
 
 ANNOTATIONS: Final = "annotations.json"
 """The file to read if `data.annotations` is not set."""
+
+_LOOKED_AT: Final = 8
+"""Number of images whose size is read."""
 
 
 def load_coco(config: DataConfig) -> Index:
@@ -37,20 +43,24 @@ def load_coco(config: DataConfig) -> Index:
         UserError: the file is missing or does not fit the format, or has no labelled keypoint; a part is chosen.
     """
     refuse_boxes(config, "COCO's annotations hold the boxes")
-    refuse_part(config, "COCO's annotations")
+    refuse_key(config, "part", "COCO's annotations have no parts, but data.split and data.annotations")
     root = Path(config.root)
     file = root / (config.annotations or ANNOTATIONS)
     expected = "keypoints in COCO's JSON format"
     with dataset_file(file, expected, "Check data.root and data.annotations, or mend the file.") as path:
         content = parse_json(path.read_bytes())
         _require_hands(file, content["categories"])
-        row_of = {image["id"]: row for row, image in enumerate(content["images"])}
-        hands = [one for one in content["annotations"] if any(one["keypoints"][2::3]) and not one.get("iscrowd")]
-        image = np.array([row_of[one["image_id"]] for one in hands], np.int64)
-        paths = [file_name(str(content["images"][row]["file_name"])) for row in image]
-        labels, boxes = [one["keypoints"] for one in hands], [one.get("bbox", [0, 0, 0, 0]) for one in hands]
+        hands = [
+            (image, one["keypoints"], one.get("bbox", [0, 0, 0, 0]))
+            for where, one, image in coco_annotations(file, content)
+            if not one.get("iscrowd") and any(_keypoints(where, one)[2::3])
+        ]
+        number_of = {image["id"]: number for number, image in enumerate(content["images"])}
+        group = np.array([number_of[image["id"]] for image, *_ in hands], np.int64)
+        path_of = {image["id"]: _stored_name(root, image["file_name"]) for image, *_ in hands}
     if not hands:
         raise UserError(f"{file}: no annotation has a labelled keypoint. Set data.annotations to another file.")
+    images, labels, boxes = zip(*hands, strict=True)
     values, box = as_numbers(labels), as_numbers(boxes)
     if values is None or values.shape[1:] != (3 * len(HAND),) or box is None or box.shape[1:] != (4,):
         numbers = f"{3 * len(HAND)} numbers in keypoints and 4 in bbox"
@@ -64,12 +74,41 @@ def load_coco(config: DataConfig) -> Index:
     index = Index(
         name="coco",
         root=root,
-        paths=paths,
+        paths=[path_of[image["id"]] for image in images],
         box_px=squares_around(low, high),
         keypoints_px=keypoints_px.astype(np.float32),
-        group=image,
+        group=group,
     )
-    return index.select(sized[rows_of_split(image[sized], config.split)])
+    _require_sizes(file, index, images)
+    return index.select(sized[rows_of_split(group[sized], config.split)])
+
+
+def _keypoints(where: str, annotation: dict[str, Any]) -> list[Any]:
+    """The keypoints of an annotation; a `UserError` if it has none, as one of another category may not."""
+    if not isinstance(annotation.get("keypoints"), list):
+        raise UserError(f"{where}: has no list of keypoints. Remove it, or use a file with keypoints of hands alone.")
+    return list(annotation["keypoints"])
+
+
+def _stored_name(root: Path, name: str) -> str:
+    """The name of an image as the disk has it, which may be in another form of Unicode."""
+    forms = [file_name(name)]
+    if not name.isascii():
+        forms += [unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)]
+        forms = [form for form in forms if (root / form).exists()] or forms
+    return forms[0]
+
+
+def _require_sizes(file: Path, index: Index, images: Sequence[dict[str, Any]]) -> None:
+    """Raise a `UserError` if one of a few images has another size than the file says, as after resizing."""
+    rows = spread(len(index), _LOOKED_AT)
+    for row, (height, width) in zip(rows.tolist(), upright_sizes_px(index, rows).tolist(), strict=True):
+        said = images[row].get("width"), images[row].get("height")
+        if height and all(said) and said not in ((width, height), (height, width)):
+            raise UserError(
+                f"{index.path(row)} has {width} x {height} pixels, and {said[0]} x {said[1]} in {file}. Use images and "
+                "annotations of one size."
+            )
 
 
 def _require_hands(file: Path, categories: list[dict[str, Any]]) -> None:

@@ -12,7 +12,6 @@ both loaders, some annotations are wrong.
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +26,8 @@ from peclr_dali.pipelines.sources.annotations.camera import project_px
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 from peclr_dali.pipelines.sources.annotations.stored_images import ENDINGS
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
-from peclr_dali.pipelines.sources.subsets import refuse_split
+from peclr_dali.pipelines.sources.folder import files_under
+from peclr_dali.pipelines.sources.subsets import refuse_key
 from peclr_dali.skeleton import FINGERS, HAND
 
 SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
@@ -69,24 +69,22 @@ def load_dexter_object(config: DataConfig) -> Index:
     Raises:
         UserError: a folder or file is missing or does not fit the layout.
     """
-    refuse_split(config, "the frames of Dexter+Object")
+    refuse_key(config, "split", "the frames of Dexter+Object are not split")
     root, boxes = Path(config.root), box_file(config)
     data = root / "data"
     present = [sequence for sequence in SEQUENCES if (data / sequence).is_dir()]
     if not present:
         raise UserError(f"{data}: none of the folders {', '.join(SEQUENCES)} is there; expected one. Check data.root.")
-    paths: list[str] = []
-    tips = []
+    paths, tips = list[str](), []
     for sequence in present:
         frames = _frames(data / sequence / "color")
-        annotated = _tips_mm(data / sequence / "annotations" / f"{sequence}3D.txt")
-        if len(annotated) != len(frames):
+        tips.append(_tips_mm(data / sequence / "annotations" / f"{sequence}3D.txt"))
+        paths += [f"data/{sequence}/color/{frame}" for frame in frames]
+        if len(tips[-1]) != len(frames):
             raise UserError(
-                f"{data / sequence}: {len(frames)} frames in color, but {len(annotated)} lines in "
+                f"{data / sequence}: {len(frames)} frames in color, but {len(tips[-1])} lines in "
                 f"annotations/{sequence}3D.txt; expected one for each frame. Unpack the dataset again."
             )
-        paths += [f"data/{sequence}/color/{frame}" for frame in frames]
-        tips.append(annotated)
     tips_m = _in_colour_camera(np.concatenate(tips))  # (N, 5, 3)
     kept = np.flatnonzero(np.isfinite(tips_m[..., 2]).any(axis=1))
     if not len(kept):
@@ -97,56 +95,48 @@ def load_dexter_object(config: DataConfig) -> Index:
     xyz_m = np.full((len(kept), len(HAND), 3), np.nan)
     xyz_m[:, TIPS] = tips_m[kept]
     keypoints_px = project_px(COLOUR_K, xyz_m)
+    if boxes is None:
+        box_px = squares_around(np.nanmin(keypoints_px, axis=1), np.nanmax(keypoints_px, axis=1))
+        least_px = LEAST_BOX_M * COLOUR_K[0, 0] / np.nanmean(xyz_m[..., 2], axis=1)
+        box_px[:, 2] = np.maximum(box_px[:, 2], least_px)
+    else:
+        box_px = boxes_of_images(boxes, paths)[kept]
     return Index(
         name="dexter_object",
         root=root,
         paths=[paths[row] for row in kept.tolist()],
-        box_px=_boxes_px(keypoints_px, xyz_m) if boxes is None else boxes_of_images(boxes, paths)[kept],
+        box_px=box_px,
         keypoints_px=keypoints_px.astype(np.float32),
         mirror=np.ones(len(kept), bool),
-        targets={
-            "K": np.tile(COLOUR_K.astype(np.float32), (len(kept), 1, 1)),
-            "xyz_m": xyz_m.astype(np.float32),
-        },
+        targets={"K": np.tile(COLOUR_K.astype(np.float32), (len(kept), 1, 1)), "xyz_m": xyz_m.astype(np.float32)},
     )
 
 
 def _frames(folder: Path) -> list[str]:
-    with dataset_file(folder, "the colour frames there"):
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
-    frames = [name for name in names if name.lower().endswith(ENDINGS)]
+    frames, others = files_under(folder, ENDINGS)
     if not frames:
         raise UserError(
-            f"{folder}: no {', '.join(ENDINGS)} among its files {names[:2]}; expected the colour frames. Other kinds "
-            "are not read: convert them to PNG under the same names."
+            f"{folder}: no {', '.join(ENDINGS)} files, but {sum(others.values())} others; expected the colour frames. "
+            "Other kinds are not read: convert them to PNG under the same names."
         )
-    return frames
+    return sorted(frames)
 
 
 def _tips_mm(file: Path) -> npt.NDArray[np.float64]:
     """The annotated fingertips (N, 5, 3); NaN where there is none."""
+    tips_mm = []
     with dataset_file(file, f"a line 'x, y, z; ...' of {len(TIPS)} fingertips or more for each frame") as path:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-        tips_mm = np.array([_line_mm(number, line) for number, line in enumerate(lines, start=1) if line.strip()])
-    tips_mm = tips_mm.reshape(-1, len(TIPS), 3)
-    tips_mm[(tips_mm[..., 2] == NOT_ANNOTATED_MM) | (tips_mm[..., 2] <= 0)] = np.nan
-    return tips_mm
-
-
-def _line_mm(number: int, line: str) -> npt.NDArray[np.float64]:
-    points = as_numbers([point.split(",") for point in line.split(";") if point.strip()])
-    if points is None or points.shape[1:] != (3,) or len(points) < len(TIPS):
-        raise ValueError(f"line {number}: {line.strip()[:60]!r}")
-    return points[: len(TIPS)]
+        lines = filter(str.strip, path.read_text(encoding="utf-8-sig").splitlines())
+        for number, line in enumerate(lines, start=1):
+            points = as_numbers([point.split(",") for point in line.split(";") if point.strip()])
+            if points is None or points.shape[1:] != (3,) or len(points) < len(TIPS):
+                raise ValueError(f"line {number}: {line.strip()[:60]!r}")
+            tips_mm.append(points[: len(TIPS)])
+    tips = np.array(tips_mm).reshape(-1, len(TIPS), 3)
+    tips[(tips[..., 2] == NOT_ANNOTATED_MM) | (tips[..., 2] <= 0)] = np.nan
+    return tips
 
 
 def _in_colour_camera(tips_mm: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Transform to the colour camera's frame: metres, x right, y down, z forward."""
     return np.asarray(tips_mm * [-1, -1, 1] @ DEPTH_TO_COLOUR_MM[:, :3].T + DEPTH_TO_COLOUR_MM[:, 3]) / 1000
-
-
-def _boxes_px(keypoints_px: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    box_px = squares_around(np.nanmin(keypoints_px, axis=1), np.nanmax(keypoints_px, axis=1))
-    least_px = LEAST_BOX_M * COLOUR_K[0, 0] / np.nanmean(xyz_m[..., 2], axis=1)
-    box_px[:, 2] = np.maximum(box_px[:, 2], least_px)
-    return box_px

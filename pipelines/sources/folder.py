@@ -15,7 +15,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
 from peclr_dali.pipelines.sources.boxes import with_boxes
-from peclr_dali.pipelines.sources.subsets import refuse_split
+from peclr_dali.pipelines.sources.subsets import refuse_key
 
 IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 _BROKEN_LINK: Final = "broken links"
@@ -42,11 +42,8 @@ def load_folder(config: DataConfig) -> Index:
     Raises:
         UserError: the folder is missing, unreadable or has no images, the boxes do not fit it, or a split is set.
     """
-    refuse_split(config, "images in a folder")
+    refuse_key(config, "split", "images in a folder are not split")
     root = Path(config.root)
-    if not root.is_dir():
-        is_there = "is a file" if root.exists() else "does not exist"
-        raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(IMAGE_ENDINGS)} files. Check the path.")
     images, others = files_under(root, IMAGE_ENDINGS)
     unusable = {kind: count for kind, count in others.items() if kind in (*_NOT_READ, _BROKEN_LINK)}
     remedy = f"convert other images to JPEG or PNG, mend or remove broken links ('find {root} -xtype l' lists them)"
@@ -97,6 +94,6 @@ def files_under(root: Path, endings: tuple[str, ...]) -> tuple[list[str], Counte
                         others[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1  # noqa: PTH122
         except OSError as error:
             raise UserError(
-                f"{root / inside}: cannot be listed ({error.strerror}). Make it readable, or move it elsewhere."
+                f"{root / inside}: cannot be listed ({error.strerror}). Check the path and its permissions."
             ) from error
     return images, others

@@ -16,17 +16,20 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.image_sizes import read_upright_size_px
 from peclr_dali.pipelines.samples.index import Index, read_file
-from peclr_dali.pipelines.sources.annotations.camera import project_px
+from peclr_dali.pipelines.sources.annotations.camera import project_px, require_metres
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file, read_json_array
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
-from peclr_dali.pipelines.sources.subsets import refuse_split, rows_of_split
+from peclr_dali.pipelines.sources.subsets import refuse_key, rows_of_split
 from peclr_dali.skeleton import HAND
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
 """The backgrounds in the order of the files: green screen, then three kinds of replacement."""
 
-_FARTHEST_M: Final = 20.0
-"""Largest distance of a hand in metres; a larger one means a wrong unit."""
+_POSES: Final = 32_560
+"""Number of training poses of the published dataset."""
+
+_OFF_CENTRE: Final = 0.2
+"""Largest usual distance of a camera's or a hand's centre from the image's, over half the image's sides."""
 
 _LABELS: Final = {"K": (3, 3), "xyz": (len(HAND), 3), "scale": ()}
 _TARGETS: Final = {"K": "K", "xyz": "xyz_m", "scale": "scale_m"}
@@ -52,15 +55,17 @@ def load_freihand(config: DataConfig) -> Index:
     """
     root, part, split, versions, box = Path(config.root), config.part, config.split, config.versions, config.box
     if part == "evaluation":
-        refuse_split(config, "FreiHAND's evaluation images")
+        refuse_key(config, "split", "FreiHAND's evaluation images are not split")
     if not versions or len(set(versions)) < len(versions):
         raise UserError(f"data.versions = {list(versions)!r}: expected some of {list(VERSIONS)!r}, each once.")
     count = _count_images(root, part)
     backgrounds = len(VERSIONS) if part == "training" else 1
     labels = _read_labels(root, part, count, backgrounds)
-    if count % backgrounds:
-        expected = f"a multiple of {backgrounds}, one for each version of a pose"
-        raise UserError(f"{root / part / 'rgb'}: {count} images; expected {expected}. Unpack the dataset again.")
+    if count % backgrounds or (count == _POSES and not labels):
+        raise UserError(
+            f"{root / part / 'rgb'}: {count} images; expected a multiple of {backgrounds}, one for each version of a "
+            f"pose, in all {backgrounds * _POSES} of FreiHAND's {_POSES} poses. Unpack the dataset again."
+        )
     poses = count // backgrounds
     chosen = rows_of_split(np.arange(poses), split)
     offsets = [VERSIONS.index(version) * poses for version in versions] if part == "training" else [0]
@@ -68,12 +73,21 @@ def load_freihand(config: DataConfig) -> Index:
     if not len(images):
         raise UserError(f"{root}: no pose of {poses} is in split {split!r}. Use split 'all', or a larger set.")
 
-    paths = [_name(part, image) for image in images.tolist()]
-    keypoints_px = None
+    paths, keypoints_px = [_name(part, image) for image in images.tolist()], None
+    first = root / paths[0]
+    size_px = read_upright_size_px(lambda: read_file(str(first)))  # height, width
     if {"K", "xyz"} <= labels.keys():  # one row per pose, before they are repeated for the versions
-        keypoints_px = project_px(labels["K"], labels["xyz"]).astype(np.float32)[images % poses]
+        of_poses = project_px(labels["K"], labels["xyz"])
+        if size_px is not None:
+            _require_size(first, size_px, labels["K"], of_poses)
+        keypoints_px = of_poses.astype(np.float32)[images % poses]
     if box == "center":
-        box_px = np.tile(_center_box_px(root / paths[0], config.center_frac), (len(paths), 1))
+        if size_px is None:
+            raise UserError(
+                f"{first}: not a readable image; box 'center' takes the size of all images from it. Replace it."
+            )
+        center = [size_px[1] / 2, size_px[0] / 2, config.center_frac * min(size_px)]
+        box_px = np.tile(np.array(center, np.float32), (len(paths), 1))
     elif box == "joints":
         if keypoints_px is None:
             raise UserError(
@@ -142,18 +156,21 @@ def _check_camera_frame(file: Path, name: str, rows: npt.NDArray[np.float64]) ->
             f"{file}: a depth of {rows[..., 2].min():g}; expected depths above 0, in metres in the camera's frame. "
             "Mend the labels."
         )
-    if name == "xyz" and (depth := float(np.median(rows[..., 2]))) > _FARTHEST_M:
-        raise UserError(
-            f"{file}: half of the keypoints are farther than {depth:g} m; expected metres. Are they millimetres? "
-            "Then divide by 1000."
-        )
+    if name != "K":
+        require_metres(file, rows)
 
 
-def _center_box_px(first_image: Path, center_frac: float) -> npt.NDArray[np.float32]:
-    size_px = read_upright_size_px(lambda: read_file(str(first_image)))
-    if size_px is None:
+def _require_size(
+    image: Path, size_px: tuple[int, int], cameras: npt.NDArray[np.float64], keypoints_px: npt.NDArray[np.float64]
+) -> None:
+    """Raise a `UserError` if the labels belong to images of another size than one of a height and width.
+
+    The image of a whole camera has the camera's centre in its middle, and a cropped one the hand's. Here neither is.
+    """
+    middle = np.array([size_px[1] / 2, size_px[0] / 2])
+    camera, hand = np.median(cameras[:, :2, 2], axis=0), np.nanmedian(keypoints_px, axis=(0, 1))
+    if all((np.abs(centre / middle - 1) > _OFF_CENTRE).any() for centre in (camera, hand)):
         raise UserError(
-            f"{first_image}: not a readable image; box 'center' takes the size of all images from it. Replace it."
+            f"{image} has {size_px[1]} x {size_px[0]} pixels, but its labels are of images of about "
+            f"{2 * camera[0]:.0f} x {2 * camera[1]:.0f}. Use images and labels of one size."
         )
-    height_px, width_px = size_px
-    return np.array([width_px / 2, height_px / 2, center_frac * min(width_px, height_px)], np.float32)

@@ -15,30 +15,25 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.progress import track
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.annotations.cache import Tables, remembered
-from peclr_dali.pipelines.sources.annotations.camera import project_px
+from peclr_dali.pipelines.sources.annotations.camera import project_px, require_metres
 from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file, read_json_array
 from peclr_dali.pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
 from peclr_dali.pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
 from peclr_dali.pipelines.sources.annotations.stored_images import stored_images
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
-from peclr_dali.pipelines.sources.subsets import hash_of_name, refuse_split
+from peclr_dali.pipelines.sources.subsets import hash_of_name, refuse_key
 from peclr_dali.skeleton import HAND
 
 VALIDATION_FRAC: Final = 0.1
 
 OPENGL_TO_CAMERA: Final = (1.0, -1.0, -1.0)
 """Signs that turn the annotations' axes (y up, negative z forward) into those of `Index` (y down, z forward)."""
-
-_MANY_FRAMES: Final = 2000
-"""Smallest number of files for which a progress bar is shown."""
 
 _LINE: Final = re.compile(r"[\w-]+/[\w-]+")
 
@@ -71,7 +66,7 @@ def load_ho3d(config: DataConfig) -> Index:
     """
     root, part, split, boxes = Path(config.root), config.part, config.split, box_file(config)
     if part == "evaluation":
-        refuse_split(config, "HO-3D's evaluation frames")
+        refuse_key(config, "split", "HO-3D's evaluation frames are not split")
     folder = "train" if part == "training" else "evaluation"
     frames = _listed_frames(root, folder)
     # Before the split: evaluation_xyz.json has no names, so its entries are matched by position.
@@ -89,22 +84,22 @@ def load_ho3d(config: DataConfig) -> Index:
     high_px = np.where(whole, keypoints_px.max(axis=1), tables["box_px"][:, 2:])
     usable = np.flatnonzero((high_px > low_px).all(axis=1) & np.isfinite(low_px + high_px).all(axis=1))
     if len(usable) < len(chosen):
-        left_out = f"the images of {len(chosen) - len(places)} are missing, and the annotations of"
-        without_hand = len(places) - len(usable)
-        counts = f"{len(usable)} of {len(chosen)} listed frames are used; {left_out} {without_hand} have no hand"
-        log.warning("%s: %s", root / f"{folder}.txt", counts)
+        log.warning(
+            "%s: %d of %d listed frames are used; the images of %d are missing, and the annotations of %d have no hand",
+            root / f"{folder}.txt", len(usable), len(chosen), len(chosen) - len(places), len(places) - len(usable),
+        )  # fmt: skip
     if not len(usable):
         raise UserError(f"{root}: no annotation in {folder}/*/meta has a hand. Unpack the dataset again.")
     places, xyz_m = places[usable], xyz_m[usable]
-    used = [frames[place] for place in places.tolist()]
     box_px = squares_around(low_px[usable], high_px[usable]) if boxes is None else boxes_of_images(boxes, names)[places]
+    moments = [f"{_recording(sequence)}/{frame}" for sequence, frame in (frames[place] for place in places.tolist())]
     return Index(
         name=f"ho3d {part}",
         root=root,
         paths=[names[place] for place in places.tolist()],
         box_px=box_px,
         keypoints_px=keypoints_px[usable].astype(np.float32),
-        group=np.array([hash_of_name(f"{_recording(sequence)}/{frame}") for sequence, frame in used]),
+        group=np.array([hash_of_name(moment) for moment in moments]),
         targets={
             "K": tables["K"][usable].astype(np.float32),
             "xyz_m": xyz_m.astype(np.float32),
@@ -162,24 +157,19 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
     selection = hashlib.blake2b(repr(frames).encode(), digest_size=8).hexdigest()
 
     def read() -> Tables:
-        tables = {
-            "K": np.full((len(frames), 3, 3), np.nan),
-            "xyz_m": np.full((len(frames), len(HAND), 3), np.nan),
-            "box_px": np.full((len(frames), 4), np.nan),
-        }
-        few, console = len(frames) < _MANY_FRAMES, Console(stderr=True)
-        listed = track(frames, f"reading {folder}/*/meta, once", console=console, transient=True, disable=few)
-        for row, (sequence, frame) in enumerate(listed):
+        log.info("%s/*/meta is read; this takes about a minute, once", root / folder)
+        cameras, xyz_m, boxes_px = [], np.full((len(frames), len(HAND), 3), np.nan), []
+        for row, (sequence, frame) in enumerate(frames):
             file = root / folder / sequence / "meta" / f"{frame}.pkl"
             content = read_numpy_pickle(file)
             joints = _numbers(file, content, "handJoints3D", [(len(HAND), 3), (3,)])
-            tables["K"][row] = _numbers(file, content, "camMat", [(3, 3)])
-            tables["box_px"][row] = _numbers(file, content, "handBoundingBox", [(4,)])
+            cameras.append(_numbers(file, content, "camMat", [(3, 3)]))
+            boxes_px.append(_numbers(file, content, "handBoundingBox", [(4,)]))
             if joints.ndim == 2:
-                tables["xyz_m"][row] = _in_our_frame(joints)
+                xyz_m[row] = _in_our_frame(joints)
             else:
-                tables["xyz_m"][row, 0] = joints * OPENGL_TO_CAMERA
-        return tables
+                xyz_m[row, 0] = joints * OPENGL_TO_CAMERA
+        return {"K": np.array(cameras), "xyz_m": xyz_m, "box_px": np.array(boxes_px)}
 
     return remembered(f"ho3d-1-{selection}", metas, read)
 
@@ -210,4 +200,5 @@ def _evaluation_xyz(file: Path, frames: int) -> npt.NDArray[np.float64]:
         raise UserError(
             f"{file}: keypoints of {len(joints)} frames, but evaluation.txt lists {frames}. Use both of one version."
         )
+    require_metres(file, joints)
     return _in_our_frame(joints)

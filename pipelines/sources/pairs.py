@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import logging
+from collections import Counter
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -14,11 +13,7 @@ from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.partners import Partners, of_pairs, of_same_group
-from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
-
-_COLUMNS: Final = ("file", "positive")
-_NUMBERED: Final = ("file", "number", "positive", "positive_number")
-"""A hand's number counts the hands of its image, from 0, in the index's order."""
+from peclr_dali.pipelines.sources.annotations.dataset_file import csv_rows, dataset_file, plain_name
 
 _log = logging.getLogger(__name__)
 
@@ -60,40 +55,28 @@ def partners_of(index: Index, config: DataConfig) -> Partners | None:
 
 
 def _read_pairs(file: Path, index: Index) -> IntArray:
-    """The pairs (P, 2) of rows of the index. Pairs of images that the index leaves out are left out."""
+    """The pairs (P, 2) of rows of the index. Pairs of images that the index leaves out are left out.
+
+    A hand's number counts the hands of its image, from 0, in the index's order.
+    """
     row_of = _rows_by_name(index)
+    pairs, unknown = list[list[int]](), None
     with dataset_file(file, "a file of pairs in UTF-8", "Mend it.") as path:
-        lines = csv.reader(path.read_text(encoding="utf-8-sig").splitlines())
-        header = tuple(cell.strip() for cell in next(lines, []))
-        if header not in (_COLUMNS, _NUMBERED):
-            raise UserError(
-                f"{file}: line 1 is {','.join(header)[:80]!r}; expected the header {','.join(_COLUMNS)!r} or "
-                f"{','.join(_NUMBERED)!r}. Write this header, and the pairs below it."
-            )
-        pairs, unknown = list[list[int]](), None
-        for cells in filter(None, lines):
-            if len(cells) != len(header):
-                raise UserError(f"{file}, line {lines.line_num}: {len(cells)} cells; expected {len(header)}. Mend it.")
-            of = dict(zip(header, cells, strict=True))
-            rows = []
+        for where, cells in csv_rows(file, path.read_text(encoding="utf-8-sig"), ("file", "positive")):
+            pairs.append([])
             for name, key in (("file", "number"), ("positive", "positive_number")):
-                number = of.get(key, "0").strip()
+                number = cells.get(key, "0").strip()
                 if not (number.isascii() and number.isdigit()):
-                    raise UserError(
-                        f"{file}, line {lines.line_num}: {key} is {number[:80]!r}; expected a whole number. Mend it."
-                    )
-                rows.append(row_of.get((of[name].removeprefix("./"), number.lstrip("0") or "0"), -1))
-                if rows[-1] < 0 and unknown is None:
-                    unknown = f"hand {number} of {of[name][:80]!r} in line {lines.line_num}"
-            pairs.append(rows)
-    if not pairs:
-        raise UserError(f"{file}: has a header and no pair. Write the pairs below it, or make the file again.")
-    found = np.array(pairs, np.int64)
+                    raise UserError(f"{where}: {key} is {number[:80]!r}; expected a whole number. Mend it.")
+                pairs[-1].append(row_of.get((plain_name(cells[name]), int(number)), -1))
+                if pairs[-1][-1] < 0:
+                    unknown = unknown or f"hand {number} of {cells.get(name, '')[:80]!r} in {where}"
+    found = np.array(pairs, np.int64).reshape(-1, 2)
     known = found[(found >= 0).all(axis=1)]
     if not len(known):
         raise UserError(
-            f"{file}: none of its {len(found)} pairs is of images in {index.root}, such as {index.paths[0]!r}: not "
-            f"{unknown}. Names are relative to data.root. Mend the names, or make the file again."
+            f"{file}: none of its {len(found)} pairs is of images in {index.root}, such as {index.paths[0]!r}"
+            f"{f': not {unknown}' if unknown else ''}. Names are relative to data.root. Mend the names, or add pairs."
         )
     if unknown is not None:
         few = (len(found) - len(known), len(found), unknown)
@@ -103,11 +86,11 @@ def _read_pairs(file: Path, index: Index) -> IntArray:
     return np.unique(known, axis=0)
 
 
-def _rows_by_name(index: Index) -> dict[tuple[str, str], int]:
+def _rows_by_name(index: Index) -> dict[tuple[str, int], int]:
     """The row of each hand, by the name of its image and its number there."""
-    seen: dict[str, int] = {}
+    seen = Counter[str]()
     row_of = {}
-    for row, path in enumerate(index.paths):
-        seen[path] = seen.get(path, -1) + 1
-        row_of[path, str(seen[path])] = row
+    for row, path in enumerate(map(plain_name, index.paths)):
+        row_of[path, seen[path]] = row
+        seen[path] += 1
     return row_of

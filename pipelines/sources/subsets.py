@@ -15,19 +15,11 @@ from peclr_dali.pipelines.config import DataConfig
 HELD_OUT_FRAC: Final = 0.1
 
 
-def refuse_split(config: DataConfig, images: str) -> None:
-    """Raise a `UserError` if `data.split` is set for images that are not split."""
-    if config.split != "all":
-        raise UserError(f'data.split = {config.split!r}: {images} are not split. Set data.split = "all".')
-
-
-def refuse_part(config: DataConfig, annotations: str) -> None:
-    """Raise a `UserError` if `data.part` is set for annotations without parts."""
-    if config.part != "training":
-        raise UserError(
-            f"data.part = {config.part!r}: {annotations} have no parts. Leave it out, and set data.split, "
-            "or data.annotations to the file of other images."
-        )
+def refuse_key(config: DataConfig, key: Literal["part", "split"], why: str) -> None:
+    """Raise a `UserError` if a key of the data has another value than the one that all sources know."""
+    value, only = getattr(config, key), {"part": "training", "split": "all"}[key]
+    if value != only:
+        raise UserError(f'data.{key} = {value!r}: {why}. Set data.{key} = "{only}".')
 
 
 def hash_of_name(name: str) -> int:

@@ -7,18 +7,18 @@ the dataset's public loader and of its script that fetches the frames.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 import ijson
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
 
 from peclr_dali.errors import UserError
+from peclr_dali.errors.terminal import in_one_line
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.image_sizes import read_upright_size_px
@@ -28,7 +28,7 @@ from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
 from peclr_dali.pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
 from peclr_dali.pipelines.sources.annotations.stored_images import image_name, stored_images
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
-from peclr_dali.pipelines.sources.subsets import refuse_split
+from peclr_dali.pipelines.sources.subsets import refuse_key
 
 _SAME_SHAPE: Final = 0.01
 """Largest relative difference of aspect ratios that count as equal, as those of 854 x 480 and 1280 x 720."""
@@ -74,7 +74,7 @@ def load_youtube3d(config: DataConfig) -> Index:
 def _part(config: DataConfig) -> str:
     if config.part == "training":
         return "val" if config.split == "val" else "train"
-    refuse_split(config, "YouTube3DHands' test images")
+    refuse_key(config, "split", "YouTube3DHands' test images are not split")
     return "test"
 
 
@@ -96,10 +96,11 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
     scale = scale[kept]
     missing, misfits, scaled = (~there).sum(), (there & ~fits).sum(), (scale != 1).any(axis=1).sum()
     if missing or misfits or scaled:
-        used = f"{len(kept)} of {count} hands are used"
-        left_out = f"{missing} without a frame, and {misfits} whose frame has another aspect ratio than its annotation"
-        resized = f"For {scaled}, whose frame has another size, boxes and keypoints were scaled"
-        log.warning("%s: %s. Left out are %s. %s", root / f"youtube_{part}.json", used, left_out, resized)
+        log.warning(
+            "%s: %d of %d hands are used. Left out are %d without a frame, and %d whose frame has another aspect ratio "
+            "than its annotation. For %d, whose frame has another size, boxes and keypoints were scaled",
+            root / f"youtube_{part}.json", len(kept), count, missing, misfits, scaled,
+        )  # fmt: skip
     low_px, high_px = hands["low_px"][kept] * scale, hands["high_px"][kept] * scale
     keypoints_px, targets = None, {}
     if "xyz_px" in hands:
@@ -118,48 +119,37 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
     )
 
 
-def _mesh(vertices: object) -> npt.NDArray[np.float64]:
-    mesh = as_numbers(vertices)
+def _frame(entry: dict[str, Any]) -> tuple[int, str, tuple[int, int]]:
+    """The id, name, and width and height of an entry of the file's list "images"."""
+    size_px = entry["width"], entry["height"]
+    if not all(isinstance(side, int) and 0 < side <= 2**31 for side in size_px):
+        raise ValueError(f"width and height are {size_px}, expected whole numbers above 0")
+    return int(entry["id"]), image_name(entry["name"]), size_px
+
+
+def _hand(entry: dict[str, Any]) -> tuple[int, bool, npt.NDArray[np.float64]]:
+    """The image's id, whether it is a left hand, and vertices (778, 3) in pixels of an entry of "annotations"."""
+    mesh = as_numbers(entry["vertices"])
     if mesh is None or mesh.shape != (VERTICES, 3) or not np.isfinite(mesh).all():
         found = "none" if mesh is None else " x ".join(map(str, mesh.shape))
-        raise ValueError(f"found {found}, expected {VERTICES} x 3 finite numbers")
-    return mesh
+        raise ValueError(f"vertices: found {found}, expected {VERTICES} x 3 finite numbers")
+    if entry["is_left"] not in (0, 1):
+        raise ValueError(f"is_left is {str(entry['is_left'])[:80]!r}, expected 0 or 1")
+    return int(entry["image_id"]), bool(entry["is_left"]), mesh
 
 
-_Side = Annotated[int, Field(gt=0, le=2**31)]
-
-
-@dataclass(frozen=True)
-class _Frame:
-    """An entry of the file's list "images"; sides in pixels."""
-
-    id: int
-    name: Annotated[str, AfterValidator(image_name)]
-    width: _Side
-    height: _Side
-
-
-@dataclass(frozen=True)
-class _Hand:
-    """An entry of the file's list "annotations"; vertices (778, 3) in pixels."""
-
-    image_id: int
-    is_left: bool
-    vertices: Annotated[Any, PlainValidator(_mesh)]
-
-
-_FRAME: Final = TypeAdapter(_Frame)
-_HAND: Final = TypeAdapter(_Hand)
-
-
-def _checked(kind: TypeAdapter[T], entry: object, where: str) -> T:
-    """The entry as `kind` describes it; a `UserError` names its place, `where`, and the first mistake."""
-    try:
-        return kind.validate_python(entry)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = "".join(f" {name}:" for name in first["loc"])
-        raise UserError(f"{where}:{place} {first['msg'][:160]}. Unpack the dataset again.") from error
+def _entries(content: BinaryIO, file: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> Iterator[tuple[str, T]]:
+    """The place of each entry of a list of the file, for messages, and what `read` makes of it."""
+    content.seek(0)
+    if content.read(len(BOM_UTF8)) != BOM_UTF8:
+        content.seek(0)
+    for number, entry in enumerate(ijson.items(content, f"{kind}s.item", use_float=True)):
+        place = f"{file}, {kind} {number}"
+        try:
+            yield place, read(entry)
+        except (LookupError, TypeError, ValueError) as error:
+            reason = repr(error)[:200] if isinstance(error, LookupError) else in_one_line(error)
+            raise UserError(f"{place}: {reason}. Unpack the dataset again.") from error
 
 
 def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables:
@@ -170,33 +160,30 @@ def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables
         (N,), low_px and high_px (N, 2) of the vertices, and with a regressor xyz_px (N, 21, 3).
     """
     log.info("%s is read; this takes about a minute, once", file)
-    image_ids, is_left, low_px, high_px, xyz_px = list[int](), list[bool](), [], [], []
+    rows, is_left, low_px, high_px, xyz_px = list[int](), list[bool](), [], [], []
     expected = "the dataset's annotations, a JSON object with the lists 'images' and 'annotations'"
     remedy = "Check data.root, or unpack the dataset again."
     with dataset_file(file, expected, remedy) as path, path.open("rb") as content:  # two GB: never whole in memory
-        entries = ijson.items(content, "images.item", use_float=True)
-        images = [_checked(_FRAME, entry, f"{file}, image {number}") for number, entry in enumerate(entries)]
-        content.seek(0)
-        row_of = {image.id: row for row, image in enumerate(images)}
-        for number, entry in enumerate(ijson.items(content, "annotations.item", use_float=True)):
-            hand = _checked(_HAND, entry, f"{file}, annotation {number}")
-            if hand.image_id not in row_of:
+        images = [image for _, image in _entries(content, file, "image", _frame)]
+        row_of = {number: row for row, (number, *_) in enumerate(images)}
+        for place, (image, left, mesh) in _entries(content, file, "annotation", _hand):
+            if image not in row_of:
                 raise UserError(
-                    f"{file}, annotation {number}: none of the {len(images)} images has the id {hand.image_id}. Use "
-                    "images and annotations of one file, as published."
+                    f"{place}: none of the {len(images)} images has the id {image}. Use images and annotations of one "
+                    "file, as published."
                 )
-            image_ids.append(row_of[hand.image_id])
-            is_left.append(hand.is_left)
-            low_px.append(hand.vertices[:, :2].min(axis=0))
-            high_px.append(hand.vertices[:, :2].max(axis=0))
+            rows.append(row_of[image])
+            is_left.append(left)
+            low_px.append(mesh[:, :2].min(axis=0))
+            high_px.append(mesh[:, :2].max(axis=0))
             if regressor is not None:
-                xyz_px.append(regressor @ hand.vertices)
-    if not image_ids:
+                xyz_px.append(regressor @ mesh)
+    if not rows:
         raise UserError(f"{file}: {len(images)} images and 0 annotations; expected some. Unpack the dataset again.")
     tables: Tables = {
-        "names": np.array([image.name for image in images]),
-        "size_px": np.array([(image.width, image.height) for image in images]),
-        "image": np.array(image_ids, np.int64),
+        "names": np.array([name for _, name, _ in images]),
+        "size_px": np.array([size_px for *_, size_px in images]),
+        "image": np.array(rows, np.int64),
         "is_left": np.array(is_left),
         "low_px": np.array(low_px),
         "high_px": np.array(high_px),

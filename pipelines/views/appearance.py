@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import Fraction
+from peclr_dali.bounds import STRICT, Fraction
 from peclr_dali.pipelines.arrays import DoubleArray, FloatArray, IntArray
 from peclr_dali.pipelines.views.ranges import Range
 
@@ -39,7 +39,7 @@ QUANTILE_BITS: Final = 12
 F, I32 = np.float32, np.int32
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class AppearanceConfig:
     """Further augmentations of a view's pixels, off by default. The paper studied and rejected them (Fig. 5 and 6).
 

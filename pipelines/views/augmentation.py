@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import Factor, Fraction, PositiveFraction
+from peclr_dali.bounds import STRICT, Factor, Fraction, PositiveFraction
 from peclr_dali.pipelines.views.appearance import AppearanceConfig as AppearanceConfig
 from peclr_dali.pipelines.views.ranges import Ordered, Range
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class GeometryConfig:
     """Random affine map of a view (paper, supplement, "Self-supervised pre-training").
 
@@ -30,10 +30,6 @@ class GeometryConfig:
         crop_side_frac: range of the square's side, as a fraction of the canonical view's side. The square lies inside.
         flip_probability: probability that a view is flipped left for right, after the crop and before the rotation. The
             flip is part of the affine map, so the loss undoes it. Keypoints keep their names.
-        shared: whether both views of a pair (0 and 1, 2 and 3, ...) get the same map, as along time in TempCLR; their
-            colours still differ. The latent inverse undoes the map in each view. Within a pair its rotation and scale
-            then cancel in the cosine, so it acts on negatives alone, and on the shift as far as the latent ranges of
-            the two views differ. `equivariance.variant = "none"` leaves it out.
         fill: pixels outside the source image: a grey value in [0, 255], or "edge" to repeat the border.
         antialias: if a view is smaller than its source, sample a halved source (mip map). False: always the source.
     """
@@ -46,12 +42,11 @@ class GeometryConfig:
     crop_probability: Fraction = 0.0
     crop_side_frac: Annotated[tuple[PositiveFraction, PositiveFraction], Ordered] = (0.5, 1.0)
     flip_probability: Fraction = 0.0
-    shared: bool = False
     fill: Annotated[int, Field(ge=0, le=255)] | Literal["edge"] = 0
     antialias: bool = True
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class ColourConfig:
     """Colour jitter of a view (paper, supplement): hue, saturation and value of HSV.
 
@@ -86,7 +81,7 @@ class ColourConfig:
         return value
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class Augmentation:
     """The augmentations of a view: the three tables geometry, colour and appearance of a configuration."""
 

@@ -12,15 +12,13 @@ from enum import IntEnum
 import numpy as np
 
 from peclr_dali.pipelines.arrays import DoubleArray, FloatArray, IntArray
-from peclr_dali.pipelines.randomness import Stream, philox
+from peclr_dali.pipelines.randomness import Stream, uniforms
 from peclr_dali.pipelines.views.appearance import Column, draw_appearance
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
 from peclr_dali.pipelines.views.ranges import Range
 
 UNIFORMS_PER_VIEW = 32
 """Uniform numbers reserved for one view of one sample; a multiple of Philox's block of four."""
-
-_PHILOX_BLOCK = 4
 
 
 class Draw(IntEnum):
@@ -41,24 +39,8 @@ class Draw(IntEnum):
     FLIP = 24  # 1 if applied, else 0
 
 
-_GEOMETRIC = [column for column in Draw if not Draw.HUE <= column <= Draw.VALUE_SHIFT]
-
 COLUMNS = 1 + max(*Draw, *Column)
 """Width of the table of draws."""
-
-
-def _uniforms(seed: int, epoch: int, view: int, places: IntArray) -> DoubleArray:
-    """Uniform numbers in [0, 1) at `places` (N,): (N, UNIFORMS_PER_VIEW).
-
-    The generator is called once for each run of consecutive places; a batch has one or a few runs.
-    """
-    out = np.empty((len(places), UNIFORMS_PER_VIEW))
-    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
-    for start, stop in zip(starts, [*starts[1:], len(places)], strict=True):
-        bits = philox(seed, Stream.VIEW, epoch=epoch, view=view)
-        bits.advance(int(places[start]) * UNIFORMS_PER_VIEW // _PHILOX_BLOCK)
-        np.random.Generator(bits).random(out=out[start:stop])
-    return out
 
 
 def draw_view(augmentation: Augmentation, *, seed: int, epoch: int, view: int, places: IntArray) -> FloatArray:
@@ -68,9 +50,7 @@ def draw_view(augmentation: Augmentation, *, seed: int, epoch: int, view: int, p
         (N, COLUMNS) float32. Columns of an augmentation that is off are 0.
     """
     geometry, colour, appearance = augmentation.geometry, augmentation.colour, augmentation.appearance
-    uniform = _uniforms(seed, epoch, view, places)
-    if geometry.shared and view % 2:
-        uniform[:, _GEOMETRIC] = _uniforms(seed, epoch, view - 1, places)[:, _GEOMETRIC]
+    uniform = uniforms(seed, Stream.VIEW, epoch, places, UNIFORMS_PER_VIEW, view=view)
     shift = geometry.translation_frac
     ranges: dict[Draw, Range] = {
         Draw.ANGLE_DEG: geometry.rotation_deg,

@@ -1,4 +1,4 @@
-"""Decides whether regions are decoded, and finds the part of each large image that its views show.
+"""Finds the part of each large image that its views show.
 
 For a region, the decoder still reads the entropy-coded data before the region. It skips the transform and colour
 conversion outside the region, and all data behind the region's last row. The pixels are bit-equal to a decoded whole
@@ -8,7 +8,7 @@ image. Views may differ by some levels before the colour jitter, since the warp 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,6 @@ LARGEST_SHARE: Final = 0.8
 
 _MARGIN_PX: Final = 2
 """Pixels added around a region: decoders that interpolate chroma may differ at its border."""
-
-
-def regions_pay(decode: Literal["auto", "whole", "region"], largest_pixels: int, *, on_gpu: bool) -> bool:
-    """Whether regions are decoded, given `PipelinesConfig.decode` and the pixels of the largest sampled image."""
-    return decode == "region" or (decode == "auto" and not on_gpu and largest_pixels >= LEAST_PIXELS)
 
 
 def find_regions(

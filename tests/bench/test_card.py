@@ -17,7 +17,7 @@ def test_the_toy_runs_all_the_way(tmp_path: Path) -> None:
     study = card("small", "card", ("010",), (0,)).only(["scratch_010", "peclr_010"])
     data = replace(study.at.data, root=str(tmp_path / "hands"), render={"poses": 20, "seed": 0, "scenes": 4})
     at = replace(study.at, data=data, pretrain=(*study.at.pretrain, "train.batch=32"))
-    rows = run_study(replace(study, at=at, folder=tmp_path / "runs"))
+    rows = list(run_study(replace(study, at=at, folder=tmp_path / "runs")))
     errors = {row["arm"]: row["epe_px"] for row in rows if row["kind"] == "arm"}
     assert errors.keys() == {"scratch_010", "peclr_010"}
     assert len(set(errors.values())) == 2
@@ -30,8 +30,8 @@ def test_pre_training_is_as_shipped() -> None:
     """But for data, weights at the start, and how often something is saved and probed."""
     files = [Path("configs/peclr_rn50.toml"), Path("configs/cards/h100.toml")]
     shipped = load_config(Config, files, ["encoder.weights=random"])
-    made, _ = card("paper", "card", ("010",), (0,)).pretraining("peclr", 0)
+    made = card("paper", "card", ("010",), (0,)).pretraining("peclr", 0).config
     assert replace(made, run=shipped.run, data=shipped.data, probe=shipped.probe) == shipped
     best = load_config(Config, [Path("configs/simclr_rn50.toml"), files[1]], ["encoder.weights=random"])
-    simclr, _ = card("paper", "card", ("010",), (0,)).pretraining("simclr", 0)
+    simclr = card("paper", "card", ("010",), (0,)).pretraining("simclr", 0).config
     assert replace(simclr, run=best.run, data=best.data, probe=best.probe) == best

@@ -2,7 +2,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 
@@ -14,10 +14,10 @@ def rate_of(*images_per_s: float) -> Rate:
     return Rate([Repeat(images=value, seconds=1.0, cpu_s=0.5) for value in images_per_s])  # type: ignore[arg-type]
 
 
-def test_iterators_take_turns_and_their_start_is_not_measured() -> None:
-    turns, closed, calls = [], [], []
+def test_loaders_take_turns_and_their_start_is_not_measured() -> None:
+    turns, closed = [], []
 
-    def slow() -> Iterator[int]:
+    def slow() -> Generator[int]:
         turns.append("slow")
         try:
             time.sleep(0.2)  # start-up
@@ -27,27 +27,25 @@ def test_iterators_take_turns_and_their_start_is_not_measured() -> None:
         finally:
             closed.append(True)
 
-    def fast() -> Iterator[int]:
+    def fast() -> Generator[int]:
         turns.append("fast")
         while True:
             yield 1
 
-    rounds = Rounds(warmup_s=0.1, repeat_s=0.1, repeats=3)
-    rate, _ = measure_in_rounds([slow, fast], rounds, lambda done, total: calls.append((done, total)))
+    rate, _ = measure_in_rounds([slow, fast], Rounds(warmup_s=0.1, repeat_s=0.1, repeats=3), lambda *done: None)
     assert turns == ["slow", "fast"] * 3
-    assert calls == [(done, 6) for done in range(7)]
     assert closed == [True] * 3
     assert len(rate.images_per_s) == 3
     assert max(rate.images_per_s) <= 500
     assert rate.cores_busy < 1
-    row = rate.as_row()
-    assert row["images"] % 5 == 0
-    assert row["interval"][0] <= row["images_per_s"] <= row["interval"][1]
 
 
-def test_an_iterator_that_ends_is_an_error() -> None:
+def test_a_loader_that_ends_is_an_error() -> None:
+    def ends() -> Generator[int]:
+        yield from (3, 4)
+
     with pytest.raises(RuntimeError, match="ended after 4 images"):
-        measure_in_rounds([lambda: iter([3, 4])], Rounds(warmup_s=1, repeat_s=1), print)
+        measure_in_rounds([ends], Rounds(repeats=2, warmup_s=1, repeat_s=1), print)
 
 
 def test_statistics_in_closed_form() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import pkgutil
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.bench.loaders import peers
-from peclr_dali.bench.loaders.peers import (
+from peclr_dali.bench import peers
+from peclr_dali.bench.peers import (
     PEERS,
     Peer,
     dali_plain,
-    offered_peers,
     opencv_authors,
     opencv_tuned,
     paper_views,
     torchvision_gpu,
 )
-from peclr_dali.bench.loaders.peers.paper_views import RANGES, VIEW_PX, Draws, Files, draw, source_to_view_px
+from peclr_dali.bench.peers.paper_views import VIEW_PX, Draws, Files, draw, source_to_view_px
 from tests.pipelines.harness import smooth_image
 
-CPU = torch.device("cpu")
 IDENTITY = Draws(0.0, 0.0, 0.0, 1.0, hue=1.0, saturation=1.0, value=1.0, value_shift=0.0)
 TURNED = IDENTITY._replace(rotation_deg=20.0, x_frac=0.1, y_frac=0.1, scale=1.5)
 JITTERED = TURNED._replace(hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
@@ -52,46 +49,11 @@ def test_a_peer_on_a_gpu_hands_over_whole_batches_beyond_an_epoch(peer: Peer, fi
     assert list(itertools.islice(peer.start(files, 2, 5), 6)) == [5] * 6
 
 
-def test_a_line_says_why_a_peer_is_left_out(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "find_spec", lambda name: None)
-    with caplog.at_level(logging.INFO):
-        assert not any(peer.on_gpu for peer in offered_peers(CPU, only_jpegs=True).values())
-    assert "left out: DALI, plain, on the GPU, which needs a GPU" in caplog.messages
-    assert "left out: OpenCV, tuned + SPDL, since the package spdl is not installed" in caplog.messages
-    offered = offered_peers(torch.device("cuda", 0), only_jpegs=False)
-    assert [name for name, peer in offered.items() if peer.on_gpu] == ["DALI, plain, on the GPU"]
-
-
-@pytest.mark.parametrize("peer", PEERS.values(), ids=lambda peer: peer.function)
-def test_every_entry_names_a_function(peer: Peer) -> None:
-    module, _, function = peer.function.partition(":")
-    assert peer.package or callable(pkgutil.resolve_name(f"{peers.__name__}.{peer.function}"))
-    assert f"def {function}(" in (Path(peers.__file__).with_name(f"{module}.py")).read_text()
-
-
 def test_every_sample_once_an_epoch() -> None:
     samples = list(itertools.chain.from_iterable(itertools.islice(paper_views.endless_batches(7, 3), 14)))
     for epoch in range(6):
         assert sorted(samples[7 * epoch : 7 * epoch + 7]) == list(range(7))
     assert samples[:7] != samples[7:14] or samples[:7] != samples[14:21]
-
-
-def test_draws_fill_their_ranges() -> None:
-    draws = draw(2000, 2)
-    for values, (low, high) in zip(draws, RANGES, strict=True):
-        assert values.shape == (2000, 2)
-        assert low <= values.min() < low + 0.01 * (high - low)
-        assert high - 0.01 * (high - low) < values.max() <= high
-    assert not np.array_equal(draws.scale, draw(2000, 2).scale)
-
-
-def test_the_matrix_carries_the_box() -> None:
-    boxes_px = np.array([[100, 75, 60]] * 2)
-    turned = Draws(*np.stack([IDENTITY, IDENTITY._replace(rotation_deg=90, x_frac=0.1, scale=2)], axis=-1))
-    at_rest, other = source_to_view_px(boxes_px, turned)
-    np.testing.assert_allclose(at_rest @ [100 - 30, 75 - 30, 1], [0, 0], atol=1e-12)
-    below = other @ [100 + 15, 75, 1]  # what was on the right is below
-    np.testing.assert_allclose(below, [64 + 12.8, 64 + 64], atol=1e-9)
 
 
 def first_view(peer: str, files: Files, one: Draws, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
@@ -140,14 +102,6 @@ def test_peers_show_the_same(
     """One augmentation of a picture, beside that of tuned OpenCV; with the colours of peers that jitter alike."""
     difference = first_view(peer, files, one, monkeypatch) - first_view("opencv_tuned", files, one, monkeypatch)
     assert difference.abs().mean() < levels
-
-
-def test_the_exact_jitter_is_that_of_float_hsv() -> None:
-    rgb = np.random.default_rng(0).random((32, 32, 3), np.float32)
-    hsv = cv2.cvtColor(rgb, cv2.COLOR_RGB2HSV) * [0.7, 0.6, 0.8] + [0, 0, 20 / 255]
-    expected = cv2.cvtColor(hsv.clip(0, [360, 1, 1]).astype(np.float32), cv2.COLOR_HSV2RGB)
-    made = torchvision_gpu.jitter_hsv(torch.from_numpy(rgb).permute(2, 0, 1), JITTERED)
-    np.testing.assert_allclose(made.permute(1, 2, 0), expected, atol=1e-4)
 
 
 def test_images_of_several_sizes_are_sampled_each_by_its_own_matrix() -> None:

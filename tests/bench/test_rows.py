@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest.mock import Mock
 
-import click
 import pytest
 
 from peclr_dali.bench import rows
-from peclr_dali.bench.options import output_options
 from tests.command_line import run_cli
-from tests.full_disk import files_of_at_most
 
 
 def test_rows_are_appended_and_read(tmp_path: Path) -> None:
@@ -21,19 +16,6 @@ def test_rows_are_appended_and_read(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as writers:
         list(writers.map(lambda number: rows.append(file, {"figure": number}), range(40)))
     assert sorted(row["figure"] for row in rows.read_rows(file)) == list(range(40))
-    assert [row["place"] for row in rows.rows_of(file)][-1] == "`rows.jsonl`, row 40"
-
-
-def test_a_row_is_recorded_before_it_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @click.command()
-    @output_options
-    def measure(tell: Callable[..., None]) -> None:
-        tell({"figure": 1}, "a table")
-
-    monkeypatch.setattr(rows, "show", Mock(side_effect=BrokenPipeError))
-    with pytest.raises(BrokenPipeError):
-        measure.main(["--record", str(tmp_path / "rows.jsonl")], standalone_mode=False)
-    assert rows.read_rows(tmp_path / "rows.jsonl") == [{"figure": 1}]
 
 
 @pytest.mark.parametrize("text", ['{"figure": 1}', '{"figure": 1}\n{"fig', "[1]\n", '{"fig\n', "[" * 100_000 + "\n"])
@@ -49,21 +31,3 @@ def test_a_damaged_file_is_refused_before_anything_is_measured(
         assert f"--record {file}: holds no rows" in error
         assert error.count("\n") == 1
     assert file.read_text() == text
-
-
-def test_a_full_disk_leaves_no_part_of_a_row_and_the_error_has_it(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    rows.append(file, {"figure": 1})
-    before = file.read_bytes()
-    row = {"figure": "x" * 10_000}
-    with files_of_at_most(4096), pytest.raises(OSError, match=r"rows\.jsonl") as caught:
-        rows.append(file, row)
-    assert row["figure"] in caught.value.__notes__[0]
-    assert file.read_bytes() == before
-    rows.append(file, row)
-    assert rows.read_rows(file)[1] == row
-
-
-def test_rows_end_at_newlines_only(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"name": "a\u2028b"}\r\n', encoding="utf-8")
-    assert rows.read_rows(tmp_path / "rows.jsonl") == [{"name": "a\u2028b"}]

@@ -11,15 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from peclr_dali.bench.studies import measure
-from peclr_dali.bench.studies.measure import Arrays, measure_errors, measure_maps, shifted
+from peclr_dali.bench.studies.measure import Arrays, measure_maps
 from peclr_dali.models.pose import PoseOutput
-from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
-from peclr_dali.train.distributed.world import World
-from peclr_dali.train.pose.inference import canonical_loader
-from peclr_dali.train.pose.metrics import Floats
 from peclr_dali.train.pose.pose_run import PoseRun
 from tests.train import tiny_hands
 
@@ -84,15 +80,6 @@ def test_a_network_that_follows_the_picture_has_no_error(blobs: Path) -> None:
     np.testing.assert_allclose(found["shift_error_px"], 0, atol=0.5)
 
 
-def test_each_process_of_torchrun_measures_all_images(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
-        monkeypatch.setenv(name, str(value))
-    np.testing.assert_allclose(maps_of(blobs, finds=True)["rotation_error_px"], 0, atol=0.5)
-    network: Any = Known(finds=True)
-    errors = measure_errors(PoseRun(Path("run"), 1, config_of(blobs), network, True), ["data.split=all"])
-    assert np.isfinite(errors["epe_px"]).all()
-
-
 def test_a_network_that_always_says_the_same_has_the_length_of_the_motion(blobs: Path) -> None:
     """A quarter of the side from the centre in x and y: 32 px of 128 each."""
     found = maps_of(blobs, finds=False)
@@ -105,23 +92,3 @@ def test_a_network_that_always_says_the_same_has_the_length_of_the_motion(blobs:
     np.testing.assert_allclose(of_constant, chords / (32 * np.sqrt(2)) * distances_px.mean(), atol=0.01)
     x, y = np.meshgrid(found["shift_px"], found["shift_px"])
     np.testing.assert_allclose(found["shift_error_px"], np.hypot(x, y), atol=1e-3)
-
-
-def centre_of_the_blob(index: Index, config: FinetuneConfig, rotation_deg: float = 0.0) -> Floats:
-    """(x, y) in the first canonical view, in pixels."""
-    with canonical_loader(index, np.arange(1), 1, config, World(), rotation_deg) as loader:
-        (batch,) = loader
-    light = batch.views[0].image[0].double().sum(dim=0)
-    places = torch.arange(len(light), dtype=torch.float64) + 0.5
-    return torch.stack([light.sum(0) @ places, light.sum(1) @ places]).numpy() / float(light.sum())
-
-
-def test_a_shift_to_the_right_and_down_shows_the_hand_there_and_rotations_turn_x_to_y(blobs: Path) -> None:
-    config = config_of(blobs)
-    index = load_index(config.data)
-    still = centre_of_the_blob(index, config)
-    moved = centre_of_the_blob(shifted(index, (20.0, 6.0)), config)
-    np.testing.assert_allclose(moved - still, [10, 3], atol=0.3)  # 64 px of 128
-    turned = centre_of_the_blob(index, config, 90.0)
-    x, y = still - 32
-    np.testing.assert_allclose(turned - 32, [-y, x], atol=0.3)

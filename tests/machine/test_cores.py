@@ -11,7 +11,6 @@ import pytest
 from peclr_dali.machine import cores
 
 V2 = "0::/kubepods/pod7/container3\n"
-V1 = "12:cpuset:/pods\n4:cpu,cpuacct:/pods/pod7\n1:name=systemd:/pods\n0::/pods\n"
 
 
 @pytest.mark.parametrize(
@@ -27,10 +26,6 @@ V1 = "12:cpuset:/pods\n4:cpu,cpuacct:/pods/pod7\n1:name=systemd:/pods\n0::/pods\
         ("0:/x\nodd\n", {"cpu.max": "max\n"}, math.inf),
         (V2, {"cpu.max": "garbage 1\n"}, math.inf),
         (V2, {"cpu.max": "100000 0\n"}, math.inf),
-        (V1, {f"cpu,cpuacct/pods/pod7/cpu.cfs_{key}": value for key, value in
-              (("quota_us", "300000"), ("period_us", "100000"))}, 3.0),
-        (V1, {"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.5),
-        (V1, {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
     ],
 )  # fmt: skip
 def test_the_lowest_quota_counts(cgroup: str, files: dict[str, str], expected: float, tmp_path: Path) -> None:
@@ -48,17 +43,3 @@ def test_a_quota_is_rounded_up_and_limited_by_the_cores(
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
     assert cores.available_cores() == expected
-
-
-def test_threads_far_beyond_the_cores_give_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(cores, "available_cores", lambda: 4)
-    cores.warn_of_threads.cache_clear()
-    for threads, processes in ((1, 1), (8, 1), (2, 4), (9, 1), (9, 1), (3, 4)):
-        cores.warn_of_threads("train.threads", threads, processes)
-    assert caplog.messages == [
-        "train.threads = 9, on 4 cores: so many threads slow each other down. Leave the key unset, or set it to 4",
-        "train.threads = 3 in each of 4 processes, on 4 cores: so many threads slow each other down. Leave the key "
-        "unset, or set it to 1",
-    ]

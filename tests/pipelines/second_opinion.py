@@ -9,18 +9,15 @@ from __future__ import annotations
 import io
 import struct
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from tests.pipelines.image_parts import EXIF_START, ORIENTATION, PNG_START
+from tests.pipelines.image_files import EXIF_START, ORIENTATION, PNG_START, put_together, take_apart
 from tests.pipelines.reference import halve, warp
 
 T = TypeVar("T", np.uint8, np.float64)
@@ -40,41 +37,11 @@ MATRIX_PX: Final = 0.01
 """Largest difference of where the matrix puts a corner of the view."""
 
 
-class Verdict(StrEnum):
-    """How a view compares with the independent decoders."""
+class Opinion(NamedTuple):
+    """Images (H, W, 3), as stored, of the independent decoders that take a file; and how it must be shown."""
 
-    SAME = "same"
-    GARBLED = "garbled"
-    WRONG_MATRIX = "wrong_matrix"
-    UNJUDGED = "unjudged"  # the independent decoders refuse the file, or differ from each other
-
-
-@dataclass(frozen=True)
-class Opinion:
-    """What independent decoders make of a file.
-
-    Attributes:
-        images: (H, W, 3) each, as stored, of the decoders that take the file.
-        sizes_px: width and height as stored that any of them finds.
-        orientation: the one that the file must be shown in.
-    """
-
-    images: tuple[Pixels, ...]
-    sizes_px: tuple[tuple[int, int], ...]
+    images: list[Pixels]
     orientation: int
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A verdict, and how far the view is from the nearest of the images: mean and maximum, in levels.
-
-    `turned_by` is the orientation, if any, that a garbled view has and must not have.
-    """
-
-    verdict: Verdict
-    mean_levels: float = 0.0
-    max_levels: float = 0.0
-    turned_by: int | None = None
 
 
 def opinion_of(data: bytes) -> Opinion:
@@ -82,23 +49,14 @@ def opinion_of(data: bytes) -> Opinion:
 
     Where one of them refuses a PNG or a WebP for what is around its pixels, it gets the pixels alone.
     """
-    images, sizes = [], []
-    for decode in (_by_pillow, _by_opencv):
-        image, size_px = decode(data)
-        if image is None:
-            image, size_px = decode(_pixels_only(data))
-        if image is not None:
-            images.append(image)
-        if size_px is not None:
-            sizes.append(size_px)
-    images += _unmarked_cmyk(data)
-    return Opinion(tuple(images), tuple(sizes), orientation_of(data))
+    images = [decode(data) or decode(_pixels_only(data)) for decode in (_by_pillow, _by_opencv)]
+    return Opinion([image for some in images for image in some], orientation_of(data))
 
 
 def judge(
     opinion: Opinion, view: Pixels, matrix_px: Array, box_px: Array, shift_frac: Array, *, halves: bool = False
-) -> Judged:
-    """Compare a view.
+) -> str:
+    """Compare a view with what it must show, by any of the decoders: "same", "garbled" or "wrong_matrix".
 
     Args:
         opinion: of the file that it was made from.
@@ -108,43 +66,17 @@ def judge(
         shift_frac: (2,) shift of the view in x and y, as a fraction of its side.
         halves: whether a view that minifies was made of a halved image.
     """
-    nearest: Judged | None = None
+    found = "garbled"
     for image in opinion.images:
-        shown = turned(image, opinion.orientation)
-        expected, inside = expected_view(image, opinion.orientation, box_px, shift_frac, len(view), halves=halves)
-        difference = np.abs(view - expected)
-        mean, most = float(difference[inside].mean()) if inside.any() else 0.0, float(difference.max())
-        right_matrix = _matrix_fits(shown.shape[1::-1], matrix_px, box_px, shift_frac, len(view))
-        near = mean <= MEAN_LEVELS and most <= MAX_LEVELS
-        if near and right_matrix:
-            return Judged(Verdict.SAME, mean, most)
-        if nearest is None or mean < nearest.mean_levels:
-            nearest = Judged(Verdict.WRONG_MATRIX if near else Verdict.GARBLED, mean, most)
-    if nearest is not None and all(_alike(opinion.images[0], other) for other in opinion.images[1:]):
-        return replace(nearest, turned_by=_wrong_turn(opinion, view, box_px, shift_frac, halves=halves))
-    fits = any(
-        _matrix_fits(size_px[:: -1 if opinion.orientation >= 5 else 1], matrix_px, box_px, shift_frac, len(view))
-        for size_px in opinion.sizes_px
-    )
-    verdict = Verdict.UNJUDGED if fits or not opinion.sizes_px else Verdict.WRONG_MATRIX
-    return Judged(verdict) if nearest is None else Judged(verdict, nearest.mean_levels, nearest.max_levels)
-
-
-def _wrong_turn(opinion: Opinion, view: Pixels, box_px: Array, shift_frac: Array, *, halves: bool) -> int | None:
-    """Which other orientation explains the view."""
-    for orientation in set(range(1, 9)) - {opinion.orientation}:
-        for image in opinion.images:
-            expected, inside = expected_view(image, orientation, box_px, shift_frac, len(view), halves=halves)
-            if inside.any() and np.abs(view - expected)[inside].mean() <= MEAN_LEVELS:
-                return orientation
-    return None
-
-
-def _alike(one: Pixels, other: Pixels) -> bool:
-    if one.shape != other.shape:
-        return False
-    difference = np.abs(one.astype(np.int16) - other)
-    return bool(difference.mean() <= MEAN_LEVELS and difference.max() <= MAX_LEVELS)
+        pixels, inside = expected_view(image, opinion.orientation, box_px, shift_frac, len(view), halves=halves)
+        difference = np.abs(view - pixels)
+        if difference[inside].sum() <= MEAN_LEVELS * difference[inside].size and difference.max() <= MAX_LEVELS:
+            expected = _matrix_px(turned(image, opinion.orientation).shape[1::-1], box_px, shift_frac, len(view))
+            side = len(view) / expected[0, 0]
+            if np.abs((matrix_px - expected) @ [[0, side], [0, side], [1, 1]]).max() <= MATRIX_PX:
+                return "same"
+            found = "wrong_matrix"
+    return found
 
 
 def turned(image: npt.NDArray[T], orientation: int) -> npt.NDArray[T]:
@@ -186,80 +118,49 @@ def expected_view(
     return view[..., :3], view[..., 3] > 0.999
 
 
-def _matrix_fits(size_px: tuple[int, ...], matrix_px: Array, box_px: Array, shift_frac: Array, side_px: int) -> bool:
-    expected = _matrix_px(size_px, box_px, shift_frac, side_px)
-    side = side_px / expected[0, 0]
-    corners = np.array([[0, 0, 1], [side, side, 1]]).T
-    return bool(np.abs((matrix_px - expected) @ corners).max() <= MATRIX_PX)
-
-
-def _by_pillow(data: bytes) -> tuple[Pixels | None, tuple[int, int] | None]:
-    size_px = None
-    with warnings.catch_warnings(action="ignore"):
-        try:
-            with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP")) as image:
-                size_px = image.size
-                if image.mode.startswith("I"):  # 16 bits
-                    grey = (np.asarray(image).astype(np.int64) >> 8).astype(np.uint8)
-                    return np.repeat(grey[..., None], 3, axis=-1), size_px
-                return np.asarray(image.convert("RGB")), size_px
-        except Exception:  # whatever a decoder raises, it refuses
-            return None, size_px
-
-
-def _unmarked_cmyk(data: bytes) -> list[Pixels]:
-    """The other reading of a JPEG of four inks without Adobe's segment: as the standard has it, not inverted."""
+def _by_pillow(data: bytes) -> list[Pixels]:
+    """Of a JPEG of four inks without Adobe's segment, also the standard's reading, which is not inverted."""
     with warnings.catch_warnings(action="ignore"), suppress(Exception):  # whatever a decoder raises, it refuses
-        image = Image.open(io.BytesIO(data), formats=("JPEG",))
-        if image.mode == "CMYK" and "adobe_transform" not in image.info:
-            return [np.asarray(Image.fromarray(255 - np.asarray(image), "CMYK").convert("RGB"))]
+        image: Image.Image = Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP"))
+        if image.mode.startswith("I"):  # 16 bits
+            grey = (np.asarray(image).astype(np.int64) >> 8).astype(np.uint8)
+            return [np.repeat(grey[..., None], 3, axis=-1)]
+        inks = image.mode == "CMYK" and "adobe_transform" not in image.info
+        images = [image, *[Image.fromarray(255 - np.asarray(image), "CMYK")] * inks]
+        return [np.asarray(one.convert("RGB")) for one in images]
     return []
 
 
-def _by_opencv(data: bytes) -> tuple[Pixels | None, tuple[int, int] | None]:
-    try:
+def _by_opencv(data: bytes) -> list[Pixels]:
+    with suppress(cv2.error):
         image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    except cv2.error:
-        return None, None
-    if image is None:
-        return None, None
-    return np.ascontiguousarray(image[..., ::-1]), (image.shape[1], image.shape[0])
+        return [] if image is None else [np.ascontiguousarray(image[..., ::-1])]
+    return []
 
 
 def _pixels_only(data: bytes) -> bytes:
     """A PNG or a WebP without metadata; other files as they are."""
-    if data.startswith(PNG_START):
-        critical = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
-        return PNG_START + b"".join(
-            data[start:end] for name, start, _, end in _chunks(data) if name in critical
-        )  # fmt: skip
-    if data.startswith(b"RIFF"):
-        images = [data[start:end] for name, start, _, end in _chunks(data) if name in (b"VP8 ", b"VP8L")]
-        if images:
-            return b"RIFF" + struct.pack("<I", 4 + len(images[0])) + b"WEBP" + images[0]
-    return data
-
-
-def _chunks(data: bytes) -> Iterator[tuple[bytes, int, bytes, int]]:
-    """Name, first byte, body and last byte + 1 of each chunk of a PNG or a WebP."""
-    png = data.startswith(PNG_START)
-    at = 8 if png else 12
-    name = b""
-    while at + 8 <= len(data) and name != b"IEND":
-        name = data[at + 4 : at + 8] if png else data[at : at + 4]
-        (length,) = struct.unpack_from(">I" if png else "<4xI", data, at)
-        end = at + 8 + length + (4 if png else length % 2)
-        yield name, at, data[at + 8 : at + 8 + length], end
-        at = end
+    if not data.startswith((PNG_START, b"RIFF")):
+        return data
+    try:
+        parts, _ = take_apart(data)
+    except struct.error:  # out of bounds
+        return data
+    critical = (b"IHDR", b"PLTE", b"IDAT", b"IEND", b"VP8 ", b"VP8L")
+    kept = [part for part in parts if part.name in critical]
+    return put_together(kept) if kept else data
 
 
 def orientation_of(data: bytes) -> int:
-    """Exif's orientation of a file, by the rule.
+    """Exif's orientation of a file whose structure is sound, by the rule.
 
     A JPEG's first segment of Exif data counts, of a PNG or a WebP the chunk of that name; the first entry of the tag in
     the first directory, if it is one SHORT of 1 to 8. Whatever else there is: 1, upright.
     """
-    return next((orientation_in(block) for block in _exif_blocks(data)), 1)
+    for part in take_apart(data)[0]:
+        if part.name in (b"eXIf", b"EXIF") or (part.name == b"\xe1" and part.body.startswith(EXIF_START)):
+            return orientation_in(part.body if part.name == b"eXIf" else part.body.removeprefix(EXIF_START))
+    return 1
 
 
 def orientation_in(block: bytes) -> int:
@@ -276,24 +177,3 @@ def orientation_in(block: bytes) -> int:
     except struct.error:  # out of bounds
         pass
     return 1
-
-
-def _exif_blocks(data: bytes) -> Iterator[bytes]:
-    """From the byte-order mark on."""
-    if data.startswith(b"\xff\xd8"):
-        at = 2
-        while at + 4 <= len(data) and data[at + 1] != 0xDA:
-            if data[at + 1] == 0xFF:
-                at += 1
-                continue
-            (length,) = struct.unpack_from(">H", data, at + 2)
-            body = data[at + 4 : at + 2 + length]
-            if data[at + 1] == 0xE1 and body.startswith(EXIF_START):
-                yield body[len(EXIF_START) :]
-            at += 2 + max(length, 2)
-        return
-    for name, _, body, _ in _chunks(data):
-        if name == b"eXIf":
-            yield body
-        elif name == b"EXIF":
-            yield body.removeprefix(EXIF_START)

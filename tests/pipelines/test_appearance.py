@@ -109,31 +109,6 @@ def test_views_without_an_augmentation_keep_every_bit(renderer: RendererName, op
         assert (made == image).all() == (row % 2 == 0)
 
 
-@pytest.mark.parametrize("renderer", RENDERERS)
-def test_the_order_is_sobel_cut_out_blur_noise_colour_drop(renderer: RendererName) -> None:
-    """Seen where two of them meet: another order would show another picture."""
-    image = smooth_image(np.random.default_rng(0), 64, 64)
-    draws = still(draws_of(ALL, GeometryConfig(), 1))
-    draws[:, [Column[option.upper()] for option in ALWAYS]] = 0
-    draws[0, [Column.CUT_OUT_SIDE_PX, Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX]] = 20
-    draws[0, [Column.CUT_OUT_GREY, Column.BLUR_SIGMA_PX]] = 200, 1.5
-
-    def made(*columns: Column) -> Image:
-        both = draws.copy()
-        both[:, list(columns)] = 1
-        return views_of(renderer, [image], both, ALL)[0].astype(int)
-
-    hole = made(Column.SOBEL, Column.CUT_OUT)[20:40, 20:40]
-    assert (hole == 200).all()  # the edges were found before
-    assert (made(Column.SOBEL, Column.CUT_OUT)[:20] == made(Column.SOBEL)[:20]).all()
-    assert (made(Column.CUT_OUT, Column.BLUR)[30, 20] != 200).any()  # the edge of the hole is soft
-    assert (made(Column.CUT_OUT, Column.BLUR)[30, 30] == 200).all()
-    rough = made(Column.BLUR, Column.NOISE) - made(Column.BLUR)
-    assert np.abs(rough - (made(Column.NOISE) - image)).mean() < 1  # the noise itself is not blurred
-    grey = made(Column.NOISE, Column.COLOUR_DROP)
-    assert (grey == grey[..., :1]).all()
-
-
 def test_the_oracle_equals_opencv_where_opencv_has_the_function() -> None:
     rng = np.random.default_rng(0)
     image = smooth_image(rng, 40, 40, 2).astype(np.float64)
@@ -162,18 +137,6 @@ def test_the_widest_blur_mirrors_the_smallest_view(renderer: RendererName, side_
         assert np.abs(expected - made).max() <= 1
 
 
-@pytest.mark.parametrize("renderer", RENDERERS)
-@pytest.mark.parametrize("option", ["noise", "cut_out"])
-def test_noise_and_holes_are_the_same_bits_everywhere(renderer: RendererName, option: str) -> None:
-    """They are chosen in whole numbers, so no renderer rounds them in its own way."""
-    rng = np.random.default_rng(0)
-    images = [rng.integers(0, 256, (40, 40, 3), dtype=np.uint8) for _ in range(40)]
-    appearance = ALWAYS[option]
-    draws = draws_of(appearance, GeometryConfig(side_px=40), len(images))
-    for image, draw, made in zip(images, draws, views_of(renderer, images, draws, appearance), strict=True):
-        np.testing.assert_array_equal(made, reference.apply_appearance(image, appearance, draw))
-
-
 @pytest.mark.parametrize("option", ALWAYS)
 def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU has the tensors and a CPU the loops; here a CPU computes both, for a share of the views."""
@@ -194,8 +157,9 @@ def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str, monke
     else:
         np.testing.assert_array_equal(in_loops, tensors)
     for row in range(1, 30, 2):
-        expected = reference.apply_appearance(images[row], ALWAYS[option], draws[row])
-        assert np.abs(tensors[row] - expected).max() <= 1
+        expected = reference.apply_appearance(images[row], ALWAYS[option], draws[row]).astype(int)
+        exact = option in ("noise", "cut_out")  # chosen in whole numbers, so nothing is rounded
+        assert np.abs(tensors[row] - expected).max() <= (0 if exact else 1)
 
 
 def noise_of(draws: FloatArray, side_px: int = 64) -> np.ndarray:
@@ -220,24 +184,6 @@ def test_noise_is_gaussian_and_independent_from_pixel_to_pixel_and_view_to_view(
         assert np.abs(correlation).max() < 5 / np.sqrt(number)
     shifted = np.fft.fft(unit[0].ravel()) * np.fft.fft(unit[1].ravel()).conj()
     assert np.abs(np.fft.ifft(shifted)).max() < 6 * np.sqrt(number)  # at no shift are neighbouring keys alike
-
-
-@pytest.mark.parametrize("renderer", RENDERERS)
-def test_a_crop_fills_the_view(renderer: RendererName) -> None:
-    """The crop's corners come to the view's, in the matrix that the loss undoes and in the picture."""
-    image = np.zeros((80, 80, 3), np.uint8)
-    image[10:30, 40:60] = 255  # x 40 to 60, y 10 to 30: a quarter of the side, centred at (50, 20)
-    draw = PLAIN_DRAW[None].copy()
-    draw[0, [Draw.CROP, Draw.CROP_SIDE_FRAC, Draw.CROP_X_FRAC, Draw.CROP_Y_FRAC]] = 1, 0.25, 10 / 80, -20 / 80
-    geometry = GeometryConfig(side_px=32, crop_probability=1, crop_side_frac=(0.25, 0.25))
-    (view,) = make_views(renderer, [image], np.zeros((1, 3), np.float32), [draw], geometry, NO_COLOUR)
-    assert (view.image[0, :, 1:-1, 1:-1] == 255).all()
-    matrix, to_view_px = view.matrix[0].numpy(), view.source_to_view_px[0].numpy()
-    for x in (-1, 1):
-        for y in (-1, 1):
-            canonical = np.array([10 / 80 + x * 0.125, -20 / 80 + y * 0.125])
-            np.testing.assert_allclose(matrix @ [*canonical, 1], [x / 2, y / 2], atol=1e-6)
-            np.testing.assert_allclose(to_view_px @ [*(80 * canonical + 40), 1], [16 * x + 16, 16 * y + 16], atol=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -61,10 +60,7 @@ def test_no_view_needs_more_halvings(
     ("sides", "geometry", "most"),
     [
         ((16.0,), GeometryConfig(SIDE_PX, scale=(1, 1)), 0),
-        ((16.0, 32.0), GeometryConfig(SIDE_PX, scale=(1, 1)), 1),
         ((33.0,), GeometryConfig(SIDE_PX, scale=(0.5, 2)), 2),
-        ((33.0,), GeometryConfig(SIDE_PX, scale=(0.5, 2), scale_is="margin"), 2),
-        ((33.0,), GeometryConfig(SIDE_PX, scale=(0.5, 2), crop_probability=0.5), 2),
         ((16 * 2.0**9,), GeometryConfig(SIDE_PX, scale=(1, 1)), MAX_HALVINGS),
         ((33.0,), GeometryConfig(SIDE_PX, scale=(0.5, 2), antialias=False), 0),
         ((16.0, 0.0), GeometryConfig(SIDE_PX, scale=(1, 1)), MAX_HALVINGS),  # a whole image, of any size
@@ -76,16 +72,6 @@ def test_the_most_halvings_follow_from_boxes_and_scale(
     assert most_halvings(boxes(*sides), geometry) == most
 
 
-def test_the_loader_s_graph_is_as_deep_as_its_boxes_need(tmp_path: Path) -> None:
-    for number in range(2):
-        (tmp_path / f"{number}.png").write_bytes(encode(np.zeros((60, 80, 3), np.uint8)).tobytes())
-    index = Index("boxes", tmp_path, ["0.png", "1.png"], boxes(20, 33))
-    geometry = GeometryConfig(SIDE_PX, scale=(0.5, 2))
-    configured = partial(choose_settings, index, PipelinesConfig(threads=1), torch.device("cpu"), rows=2)
-    assert configured(geometries=[geometry]).halvings == 2
-    assert configured().halvings == MAX_HALVINGS
-
-
 @pytest.mark.parametrize(
     ("device", "configured", "threads", "reserved_mib"),
     [("cuda", None, 16, 16), ("cuda", 40, 40, 40), ("cpu", None, 64, None)],
@@ -95,10 +81,12 @@ def test_threads_on_many_cores_take_little_of_a_gpu(
 ) -> None:
     """Each thread of a decoder on a GPU has a buffer there, of 16 MiB by default, and two in pinned memory."""
     monkeypatch.setattr("peclr_dali.pipelines.render.settings.available_cores", lambda: 64)
-    index = Index("none", Path(), ["0.png"], boxes(20))
+    index = Index("none", Path(), ["0.png"], boxes(33))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    chosen = choose_settings(index, PipelinesConfig(threads=configured), torch.device(device), rows=2)
-    assert chosen.threads == threads
+    geometries = [GeometryConfig(SIDE_PX, scale=(0.5, 2))]
+    config = PipelinesConfig(threads=configured)
+    chosen = choose_settings(index, config, torch.device(device), rows=2, geometries=geometries)
+    assert (chosen.threads, chosen.halvings) == (threads, 2)
     if reserved_mib is not None:
         monkeypatch.setattr(fn, "decoders", SimpleNamespace(image=lambda encoded, **options: options))
         options = decode(None, chosen)

@@ -7,8 +7,7 @@ from PIL import Image
 
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, BadImage
-from tests.pipelines.decoder_fuzz import decode, encoded, good_files
-from tests.pipelines.image_parts import Part, put_together
+from tests.pipelines.image_files import Part, encoded, good_files, put_together
 
 GOOD = good_files()
 JPEG = GOOD["jpeg"]
@@ -19,29 +18,15 @@ SOF = JPEG.index(b"\xff\xc0")
 SOS = JPEG.index(b"\xff\xda")
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_good_file_passes_and_decodes(name: str) -> None:
-    check_image(GOOD[name])
-    check_image(np.frombuffer(GOOD[name], np.uint8))
-    assert decode([GOOD[name]] * 2)
-
-
 def edited(data: bytes, at: int, new: bytes) -> bytes:
     return data[:at] + new + data[at + len(new) :]
 
 
-def png_of(*chunks: tuple[bytes, bytes]) -> bytes:
-    return put_together("png", [Part(*chunk) for chunk in chunks])
+def header(width: int = 2, height: int = 2, depth: int = 8, colour: int = 2, interlace: int = 0) -> Part:
+    return Part(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlace))
 
 
-def png_header(
-    width: int = 2, height: int = 2, depth: int = 8, colour: int = 2, interlace: int = 0
-) -> tuple[bytes, bytes]:
-    return b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlace)
-
-
-DATA = (b"IDAT", zlib.compress(bytes(14)))
-END = (b"IEND", b"")
+DATA, END = Part(b"IDAT", zlib.compress(bytes(14))), Part(b"IEND", b"")
 
 
 @pytest.mark.parametrize(
@@ -51,22 +36,10 @@ END = (b"IEND", b"")
         (bytes(900), "zero bytes"),
         (b"<!DOCTYPE html><html>404</html>", "HTML or XML, not an image"),
         (encoded(Image.new("P", (8, 8)), "GIF"), "GIF is not read"),
-        (encoded(Image.new("RGB", (8, 8)), "BMP"), "BMP is not read"),
-        (encoded(Image.new("RGB", (8, 8)), "TIFF"), "TIFF is not read"),
         (b"\0\0\0\x20ftypavif", "AVIF is not read"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (b"%PDF-1.4", "unknown kind, which begin with b'%PDF-1.4'"),
         (b"\xff\xd8", "a JPEG that is damaged after its first bytes"),
-    ],
-)
-def test_other_kinds_are_named(data: bytes, reason: str) -> None:
-    with pytest.raises(BadImage, match=reason):
-        check_image(data)
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
         (JPEG[:15], "length 16 in a file of 15"),
         (JPEG[:SOF], "cut in its header"),
         (JPEG[: SOS + 30], "no end marker"),
@@ -83,14 +56,14 @@ def test_other_kinds_are_named(data: bytes, reason: str) -> None:
         (PNG[:20], "has 13 bytes, more than the rest"),
         (PNG[:-12], "PNG cut"),
         (edited(PNG, 60, bytes([PNG[60] ^ 1])), "wrong checksum"),
-        (png_of(DATA, END), "begin with its header"),
-        (png_of(png_header(), END), "without image data"),
-        (png_of(png_header(), png_header(), DATA, END), "PNG header at byte 33 has 13 bytes, or is the second"),
-        (png_of((b"IHDR", bytes(12)), DATA, END), "PNG header at byte 8 has 12 bytes"),
-        (png_of(png_header(depth=16, colour=3), DATA, END), "depth 16, colour type 3"),
-        (png_of(png_header(interlace=2), DATA, END), "interlace 2"),
-        (png_of(png_header(width=65000, height=65000), DATA, END), "65000 x 65000"),
-        (png_of(png_header(width=9000, height=9000), DATA, END), "243000000 bytes of pixels, but the image data"),
+        (put_together([DATA, END]), "begin with its header"),
+        (put_together([header(), END]), "without image data"),
+        (put_together([header(), header(), DATA, END]), "PNG header at byte 33 has 13 bytes, or is the second"),
+        (put_together([Part(b"IHDR", bytes(12)), DATA, END]), "PNG header at byte 8 has 12 bytes"),
+        (put_together([header(depth=16, colour=3), DATA, END]), "depth 16, colour type 3"),
+        (put_together([header(interlace=2), DATA, END]), "interlace 2"),
+        (put_together([header(width=65000, height=65000), DATA, END]), "65000 x 65000"),
+        (put_together([header(width=9000, height=9000), DATA, END]), "243000000 bytes of pixels, but the image data"),
         (WEBP[:-2], "WebP header says 942 bytes, but the file has 940"),
         (edited(WEBP, 4, b"\xa5") + b"\0", "WebP header says 941 bytes; expected an even number"),
         (edited(WEBP, 16, b"\xff"), "chunk at byte 12 has"),
@@ -99,21 +72,17 @@ def test_other_kinds_are_named(data: bytes, reason: str) -> None:
         (edited(WEBP, 12, b"ICCP"), "without an image"),
         (edited(GOOD["webp lossless"], 20, b"\0"), "without the header of a lossless image"),
         (edited(CANVAS, 24, b"\x48"), "72 x 56 on a canvas of 73 x 56"),
-        (edited(CANVAS, 12, b"ICCP"), "misplaced image at byte 30"),
+        (edited(CANVAS, 12, b"ICCP"), "misplaced image at byte 626"),
         (edited(CANVAS, 16, b"\x08"), "canvas at byte 12 has 8 bytes"),
         (ANIMATED, "animated WebP"),
     ],
 )
-def test_damage_is_named(data: bytes, reason: str) -> None:
+def test_what_is_no_sound_image_is_named(data: bytes, reason: str) -> None:
     with pytest.raises(BadImage, match=reason):
         check_image(data)
 
 
-def test_an_image_at_the_limit_is_read() -> None:
+def test_an_image_at_the_limit_and_an_array_with_gaps_are_read() -> None:
     check_image(encoded(Image.new("1", (10_000, MAX_PIXELS // 10_000)), "PNG"))
-
-
-def test_checked_array_is_not_changed_and_need_not_be_contiguous() -> None:
     spread = np.repeat(np.frombuffer(JPEG, np.uint8), 2)[::2]
-    check_image(spread)
-    assert spread.tobytes() == JPEG
+    assert check_image(spread).encoded.tobytes() == JPEG

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from peclr_dali.pipelines.loader.buffers import PixelBuffers
 from peclr_dali.pipelines.render.settings import samples_in_chunk
 from peclr_dali.pipelines.samples.image_sizes import sampled_sizes_px
 from peclr_dali.pipelines.samples.index import Index
@@ -29,3 +30,20 @@ def test_the_largest_image_of_a_sample_is_found(tmp_path: Path) -> None:
 )
 def test_a_chunk_of_large_images_is_small(width: int, height: int, samples: int) -> None:
     assert samples_in_chunk(width * height) == samples
+
+
+def test_a_buffer_is_reused_only_when_nothing_refers_to_it() -> None:
+    buffers = PixelBuffers((4, 8, 8, 3))
+    first = buffers.tensor()
+    address = first.data_ptr()
+    first.fill_(7)
+    view = first[1:3].permute(0, 3, 1, 2)
+    del first
+    other = buffers.tensor()
+    other.fill_(9)
+    assert other.data_ptr() != address  # a view of the first one is still in use
+    assert (view == 7).all()
+    del view
+    assert buffers.tensor().data_ptr() == address
+    del buffers
+    assert (other == 9).all()

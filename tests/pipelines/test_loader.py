@@ -6,12 +6,12 @@ import dataclasses
 import errno
 import io
 import itertools
-import logging
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -23,10 +23,9 @@ from PIL import Image as PillowImage
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS, Quarantine
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, read_file
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Bytes, Index, Store, read_file
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import EpochOrder, Order, build_order
-from peclr_dali.pipelines.samples.store import Bytes, Store
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
 from tests.pipelines.harness import (
     RENDERERS,
@@ -99,50 +98,33 @@ def test_backends_agree_on_everything_but_rounding(folder: Index) -> None:
             assert (one.image.float() - other.image.float()).abs().mean() < 1
 
 
-def test_a_loader_that_is_left_early_stops(folder: Index) -> None:
-    with loader_of(folder, last=None) as loader:
-        next(iter(loader))
-    assert loader._thread is not None
-    assert not loader._thread.is_alive()
-    with pytest.raises(RuntimeError, match="iterated over once"):
-        next(iter(loader))
-
-
-def odd_but_good(rng: np.random.Generator, number: int) -> tuple[str, bytes]:
-    """Files that must be used: CMYK, gray, 16-bit PNG, EXIF-rotated; flat, each in a colour to be recognised."""
+def odd_but_good(kind: str) -> bytes:
+    """A file that must be used: CMYK, gray, 16-bit PNG, on its side; flat, each in a colour to be recognised."""
     file = io.BytesIO()
-    kind = ("cmyk", "gray", "deep", "exif")[number % 4]
-    if kind == "cmyk":
-        PillowImage.new("CMYK", (48, 40), (0, 255, 255, 0)).save(file, "JPEG", quality=95)
-    elif kind == "gray":
-        PillowImage.new("L", (48, 40), 100).save(file, "JPEG", quality=95)
-    elif kind == "deep":
-        return f"deep_{number}.png", bytes(cv2.imencode(".png", np.full((40, 48, 3), 200 * 257, np.uint16))[1])
-    else:
-        image = PillowImage.new("RGB", (60, 52), (0, 0, 255))
+    if kind == "deep":
+        return bytes(cv2.imencode(".png", np.full((40, 48, 3), 200 * 257, np.uint16))[1])
+    if kind == "exif":
         exif = PillowImage.Exif()
-        exif[0x0112] = 6  # the picture stands on its side
-        image.save(file, "JPEG", exif=exif, quality=95)
-    return f"{kind}_{number}.jpg", file.getvalue()
+        exif[0x0112] = 6
+        PillowImage.new("RGB", (60, 52), (0, 0, 255)).save(file, "JPEG", exif=exif, quality=95)
+    else:
+        kinds: dict[str, tuple[str, Any]] = {"cmyk": ("CMYK", (0, 255, 255, 0)), "gray": ("L", 100)}
+        mode, colour = kinds[kind]
+        PillowImage.new(mode, (48, 40), colour).save(file, "JPEG", quality=95)
+    return file.getvalue()
 
 
-def broken(rng: np.random.Generator, number: int, good: bytes) -> tuple[str, bytes]:
-    """Files that must be replaced."""
-    kind = ("truncated", "garbage", "empty", "html", "huge", "scan")[number % 6]
-    if kind == "truncated":
-        data = good[: len(good) // 2]
-    elif kind == "garbage":
-        data = rng.bytes(2000)
-    elif kind == "empty":
-        data = b""
-    elif kind == "html":
-        data = b"<!DOCTYPE html><html><body>404</body></html>"
-    elif kind == "huge":
-        at = good.index(b"\xff\xc0") + 5
-        data = good[:at] + (65000).to_bytes(2, "big") * 2 + good[at + 4 :]
-    else:  # passes every check of its structure and fails to decode
-        data = UNDECODABLE
-    return f"{kind}_{number}.jpg", data
+def broken(kind: str, good: bytes) -> bytes:
+    """A file that must be replaced; "scan" passes every check of its structure and fails to decode."""
+    at = good.index(b"\xff\xc0") + 5
+    return {
+        "truncated": good[: len(good) // 2],
+        "garbage": np.random.default_rng(0).bytes(2000),
+        "empty": b"",
+        "html": b"<!DOCTYPE html><html><body>404</body></html>",
+        "huge": good[:at] + (65000).to_bytes(2, "big") * 2 + good[at + 4 :],
+        "scan": UNDECODABLE,
+    }[kind]
 
 
 def with_bogus_table(good: bytes) -> bytes:
@@ -166,11 +148,11 @@ def write_mixture(root: Path, *, plain: int, others: int) -> tuple[Index, set[st
         (root / f"plain_{number}.jpg").write_bytes(pictures[number % 20])
     bad_names = set()
     for number in range(others):
-        name, data = odd_but_good(rng, number)
-        (root / name).write_bytes(data)
-        name, data = broken(rng, number, pictures[number % 20])
-        (root / name).write_bytes(data)
-        bad_names.add(name)
+        kind = ("cmyk", "gray", "deep", "exif")[number % 4]
+        (root / f"{kind}_{number}.jpg").write_bytes(odd_but_good(kind))
+        kind = ("truncated", "garbage", "empty", "html", "huge", "scan")[number % 6]
+        bad_names.add(f"{kind}_{number}.jpg")
+        (root / f"{kind}_{number}.jpg").write_bytes(broken(kind, pictures[number % 20]))
     return index_of(root), bad_names
 
 
@@ -222,17 +204,6 @@ def test_a_source_of_bad_files_only_is_one_clear_error(tmp_path: Path) -> None:
     index = Index("folder", tmp_path, [f"{n}.jpg" for n in range(8)], np.array([WHOLE_IMAGE] * 8, np.float32))
     with pytest.raises(UserError, match="cannot be used"):
         load(index, batch=4)
-
-
-def test_a_missing_file_is_replaced(folder: Index, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    index = Index("folder", folder.root, [*folder.paths[:-1], "gone.jpg"], folder.box_px)
-    with caplog.at_level(logging.WARNING):
-        made = load(index, batch=61, last=1)
-    (record,) = caplog.records
-    assert "gone.jpg" in record.getMessage()
-    assert "No such file" in record.getMessage()
-    assert 60 not in made[0].samples[:, 0].tolist()
-    assert len(made[0]) == 61
 
 
 @pytest.fixture
@@ -408,8 +379,12 @@ def test_a_closed_loader_raises_an_error(folder: Index) -> None:
     iteration = iter(loader)
     next(iteration)
     loader.close()
+    assert loader._thread is not None
+    assert not loader._thread.is_alive()
     with pytest.raises(RuntimeError, match="the loader is closed"):
         next(iteration)
+    with pytest.raises(RuntimeError, match="iterated over once"):
+        next(iter(loader))
     never = loader_of(folder)
     never.close()
     with pytest.raises(RuntimeError, match="the loader is closed"):

@@ -1,17 +1,13 @@
 """`make_loader` under torchrun: two processes with DistributedDataParallel do what one does with the whole batch.
 
-Each of them trains a few steps and writes down what it received; torchrun starts this file.
+Each of them trains a few steps and writes down what it received.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +19,6 @@ from peclr_dali import Batch, EpochLoader, GeometryConfig, PipelinesConfig, make
 from tests.pipelines.harness import write_jpegs
 from tests.train import ranks as processes
 
-ROOT = Path(__file__).parents[2]
 BATCH, STEPS_PER_EPOCH, SIDE_PX = 6, 4, 16
 SAVED_AFTER, LEFT_AFTER, STEPS = 2, 3, 2 * STEPS_PER_EPOCH
 
@@ -97,27 +92,12 @@ def whole(images: str) -> list[dict[str, Any]]:
         return trained(small_network(), loader, STEPS)
 
 
-def with_torchrun(images: str, out: Path) -> None:
-    """The command itself, which imports everything three times."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [*torchrun, "-m", "tests.pipelines.test_torchrun", images, str(out)]
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)
-
-
-def with_its_environment(images: str, out: Path) -> None:
-    """Processes in the environment that torchrun sets."""
+@pytest.fixture(scope="module")
+def ranks(images: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks wrote, processes in the environment that torchrun sets."""
+    out = tmp_path_factory.mktemp("ranks")
     log = out / "log"
     processes.finish(processes.start_ranks(2, one_rank, images, str(out), log=log), log)
-
-
-@pytest.fixture(scope="module", params=[with_its_environment, pytest.param(with_torchrun, marks=pytest.mark.slow)])
-def ranks(
-    request: pytest.FixtureRequest, images: str, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    """What each of two ranks wrote."""
-    out = tmp_path_factory.mktemp("ranks")
-    request.param(images, out)
     return [torch.load(out / f"{rank}.pt") for rank in range(2)]
 
 
@@ -155,11 +135,6 @@ def test_one_process_goes_on_from_the_state_of_two(
     network = small_network()
     network.load_state_dict(ranks[1]["weights"])
     with small_loader(images, ranks[1]["state"]) as loader:
-        going_on = trained(network, loader, STEPS - SAVED_AFTER)
-    for ours, single in zip(going_on, whole[SAVED_AFTER:], strict=True):
-        assert_same_inputs(ours, single)
-        assert_same_gradients(ours, single)
-
-
-if __name__ == "__main__":
-    one_rank(*sys.argv[1:])
+        for ours, single in zip(trained(network, loader, STEPS - SAVED_AFTER), whole[SAVED_AFTER:], strict=True):
+            assert_same_inputs(ours, single)
+            assert_same_gradients(ours, single)

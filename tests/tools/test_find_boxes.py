@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
+import csv
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -22,42 +22,51 @@ from peclr_dali.pipelines.sources.boxes import read_boxes
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.skeleton import HAND
 from peclr_dali.synthetic.dataset import make_dataset
-from peclr_dali.train.pose.predict import read_picture
 from tests.conftest import Record
-from tests.tools import mortal_detector
 from tools import find_boxes
-from tools.find_boxes import FoundHand, as_csv
+from tools.find_boxes import COLUMNS, hand_row, row_without_hand, rows_of
 
 TOOL = Path(__file__).parents[2] / "tools" / "find_boxes.py"
 UV = Path(sys.executable).parent / "uv"
 
 LEFT_PX: Any = np.linspace([1.0, 12], [31.5, 32.5], 21)
 RIGHT_PX: Any = np.linspace([40.0, 12], [60, 22], 21)
-LATIN1 = b"h\xe4nd.jpg".decode(errors="surrogateescape")
-ROWS = [
-    find_boxes.row_without_hand(" a, b.jpg", "none"),
-    FoundHand(LEFT_PX, "left", 0.9).row('say "ö".jpg'),
-    FoundHand(RIGHT_PX, "right", 0.7).row('say "ö".jpg'),
-    find_boxes.row_without_hand(" z.jpg", "unreadable"),
-    FoundHand(RIGHT_PX, "left", 0.7).row("two\nlines\u2028.jpg"),
-    FoundHand(LEFT_PX + 20, "right", 0.7).row(LATIN1),
-]
+
+
+def two_hands(root: Path, name: str) -> list[list[str]]:
+    return [hand_row(name, hand, points) for hand, points in (("left", LEFT_PX), ("right", RIGHT_PX))]
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two images, in the current folder."""
+    (tmp_path / "a").mkdir()
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / "a" / name).write_bytes(b"")
+    monkeypatch.setattr(find_boxes, "rows_of", two_hands)
+    monkeypatch.setattr(find_boxes, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    monkeypatch.setattr(sys, "argv", ["find_boxes.py", "a", "boxes.csv"])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def test_what_it_writes_is_read(tmp_path: Path) -> None:
     """Whatever the names, and with a byte order mark as an editor may add it; landmarks stay with their hand."""
-    file = tmp_path / "boxes.csv"
-    names = [LATIN1, "two\nlines\u2028.jpg", " a, b.jpg", 'say "ö".jpg', " z.jpg"]
-    for start in (b"", b"\xef\xbb\xbf"):
-        file.write_bytes(start + find_boxes.HEADER.encode() + as_csv(ROWS))
-        boxes = read_boxes(file, names)
-        assert boxes.image.tolist() == [0, 1, 3, 3]
-        expected = [[36.25, 42.25, 30.5], [50, 17, 20], [16.25, 22.25, 30.5], [50, 17, 20]]
-        assert boxes.box_px == pytest.approx(np.array(expected), abs=0.051)
-        assert boxes.mirror is not None
-        assert boxes.mirror.tolist() == [False, True, True, False]
-        assert boxes.keypoints_px is not None
-        np.testing.assert_allclose(boxes.keypoints_px, [LEFT_PX + 20, RIGHT_PX, LEFT_PX, RIGHT_PX], atol=0.051)
+    file, latin1 = tmp_path / "boxes.csv", b"h\xe4nd.jpg".decode(errors="surrogateescape")
+    with file.open("w", newline="", encoding="utf-8-sig", errors="surrogateescape") as opened:
+        csv.writer(opened).writerows([
+            COLUMNS, row_without_hand(" a, b.jpg", "none"), hand_row('say "ö".jpg', "left", LEFT_PX),
+            hand_row('say "ö".jpg', "right", RIGHT_PX), row_without_hand(" z.jpg", "unreadable"),
+            hand_row("two\nlines\u2028.jpg", "left", RIGHT_PX), hand_row(latin1, "right", LEFT_PX + 20),
+        ])  # fmt: skip
+    boxes = read_boxes(file, [latin1, "two\nlines\u2028.jpg", " a, b.jpg", 'say "ö".jpg', " z.jpg"])
+    assert boxes.image.tolist() == [0, 1, 3, 3]
+    expected = [[36.25, 42.25, 30.5], [50, 17, 20], [16.25, 22.25, 30.5], [50, 17, 20]]
+    assert boxes.box_px == pytest.approx(np.array(expected), abs=0.051)
+    assert boxes.mirror is not None
+    assert boxes.mirror.tolist() == [False, True, True, False]
+    assert boxes.keypoints_px is not None
+    np.testing.assert_allclose(boxes.keypoints_px, [LEFT_PX + 20, RIGHT_PX, LEFT_PX, RIGHT_PX], atol=0.051)
     assert list(HAND.keypoints) == find_boxes.LANDMARKS
 
 
@@ -68,132 +77,62 @@ def test_it_lists_the_images_that_a_source_lists(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"")
     (root / "a_loop").symlink_to(root)
-    (root / "a_second_name").symlink_to(root / "b")
     (root / "out").symlink_to(elsewhere)
     (root / "broken.jpg").symlink_to(tmp_path / "nowhere.jpg")
-    names = find_boxes.files_under(root, find_boxes.ENDINGS)
+    names = find_boxes.images_under(root)
     assert names == load_folder(DataConfig("folder", str(root))).paths
     assert names == ["a.PNG", "b/c/1.jpg", "out/ö 3.webp", "x.jfif"]
 
 
-@pytest.fixture
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two images, in the current folder."""
-    (tmp_path / "a").mkdir()
-    for name in ("1.jpg", "2.jpg"):
-        (tmp_path / "a" / name).write_bytes(b"")
-    monkeypatch.setattr(find_boxes, "find_all", found_everywhere)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def found_everywhere(root: Path, names: Sequence[str], args: Any) -> Iterator[list[list[str]]]:
-    """Two hands in each image."""
-    for name in names:
-        yield [FoundHand(points, "left", 0.9).row(name) for points in (LEFT_PX, RIGHT_PX)]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs the command; returns what it prints, or what it prints about an error."""
-
-    def called(*arguments: str, refused: bool = False) -> str:
-        monkeypatch.setattr(sys, "argv", ["find_boxes.py", *arguments])
-        if not refused:
-            find_boxes.main()
-            return capsys.readouterr().out
-        with pytest.raises(SystemExit, match="2"):
-            find_boxes.main()
-        return capsys.readouterr().err
-
-    return called
-
-
-def test_it_goes_on_wherever_it_was_stopped(photos: Path, call: Callable[..., str]) -> None:
-    """Cut anywhere, no image has half of its rows; rows that were changed by hand stay, those of new images follow."""
-    assert call("a", "boxes.csv") == "boxes.csv: 4 left, 0 right, 0 none, 0 unreadable\n"
-    out, part = photos / "boxes.csv", photos / "boxes.csv.part"
+def test_it_goes_on_where_it_was_stopped(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows that were changed by hand stay, those of other images follow."""
+    find_boxes.main()
+    assert capsys.readouterr().out == "boxes.csv: 2 left, 2 right, 0 none, 0 unreadable\n"
+    out = photos / "boxes.csv"
     whole = out.read_bytes()
-    for length in range(0, len(whole) + 1, 7):
-        out.unlink()
-        part.write_bytes(whole[:length] if length > len(find_boxes.HEADER) else find_boxes.HEADER.encode())
-        call("a", "boxes.csv")
+    head, *rows = whole.splitlines(keepends=True)
+    for stop in (0, 1, 3, 5):  # before the header, or after an image
+        out.write_bytes(b"".join([head, *rows][:stop]))
+        find_boxes.main()
         assert out.read_bytes() == whole
     changed = whole.replace(b"1.jpg", b"./1.jpg", 1).replace(b"left", b" right", 1).replace(b"\r\n", b"\n")
     out.write_bytes(changed)
     (photos / "a" / "0.jpg").write_bytes(b"")
-    assert call("a", "boxes.csv") == "boxes.csv: 5 left, 1 right, 0 none, 0 unreadable\n"
-    assert out.read_bytes().replace(b"\r\n", b"\n").startswith(changed)
+    find_boxes.main()
+    assert out.read_bytes().startswith(changed)
     assert read_boxes(out, ["0.jpg", "1.jpg", "2.jpg"]).image.tolist() == [0, 0, 1, 1, 2, 2]
-    assert sorted(file.name for file in photos.iterdir()) == ["a", "boxes.csv"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (("a", "mine.csv"), "mine.csv: line 1 is 'file,x0,y0,x1,y1'; expected 'file,"),
-        (("a", "boxes.json"), "boxes.json: expected a name that ends in .csv"),
-        (("a", "boxes.csv", "--jobs", "0"), "--hands, --jobs and --every of 1 or more"),
-        (("none", "boxes.csv"), "none: expected a folder"),
-        (("empty", "boxes.csv"), "no .jpg, .jpeg, .jpe, .jfif, .png, .webp files in it or below it. Check the path."),
-    ],
-)
-def test_wrong_arguments_are_one_line(
-    photos: Path, call: Callable[..., str], arguments: Sequence[str], line: str
-) -> None:
-    (photos / "empty").mkdir()
-    (photos / "mine.csv").write_text("file,x0,y0,x1,y1")
-    assert line in call(*arguments, refused=True).splitlines()[-1]
-    assert (photos / "mine.csv").read_text() == "file,x0,y0,x1,y1"
+@pytest.mark.parametrize("text", ["file,x0,y0,x1,y1\n", ",".join(COLUMNS) + "\na.jpg,1,2"])
+def test_a_file_of_another_kind_or_a_line_without_its_end_is_refused(text: str, photos: Path) -> None:
+    (photos / "boxes.csv").write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        find_boxes.main()
+    assert (photos / "boxes.csv").read_text() == text
 
 
-def test_an_image_that_ends_its_process_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The images before and after it are searched; a detector that never starts is an error instead."""
-    monkeypatch.setattr(find_boxes, "start_process", mortal_detector.start_process)
-    monkeypatch.setattr(find_boxes, "rows_of", mortal_detector.rows_of)
-    names = ["a", "ends b", *"cdef"]
-    args = argparse.Namespace(jobs=1, confidence=0.5, hands=4)
-    found = [rows[0] for rows in find_boxes.find_all(Path(), names, args)]
-    assert [(row[0], row[5]) for row in found] == [
-        (name, "unreadable" if name == "ends b" else "none") for name in names
-    ]
-    monkeypatch.setattr(find_boxes, "start_process", mortal_detector.never_starts)
-    with pytest.raises(BrokenProcessPool):
-        list(find_boxes.find_all(Path(), ["a"], args))
+def test_an_image_on_which_the_detector_fails_is_unreadable(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is searched by a new detector, twice, since it shows no hand."""
+    cv2.imwrite("a/1.jpg", np.zeros((8, 8, 3), np.uint8))
 
+    class Detector:
+        images = 0
 
-def test_images_beyond_the_detector_are_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A side of 20,000 pixels, with its border, ends the process of MediaPipe; one pixel stays one."""
+        def process(self, image: np.ndarray) -> Any:
+            self.images += 1
+            if fails:
+                raise RuntimeError
+            return SimpleNamespace(multi_hand_landmarks=None, multi_handedness=None)
 
-    def found(image: np.ndarray, border: float) -> list[FoundHand]:
-        assert (1 + 2 * border) * max(image.shape) < 32_767
-        return [FoundHand(np.full((21, 2), image.shape[1::-1], float), "left", 1.0)]
-
-    monkeypatch.setattr(find_boxes, "find_with_border", found)
-    for size in ((1, 20_000), (300_000, 1)):
-        (hand,) = find_boxes.find_hands(np.zeros((*size, 3), np.uint8))
-        np.testing.assert_allclose(hand.landmarks_px, np.full((21, 2), size[::-1]))
-
-
-def test_frames_of_videos(photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every eighth frame, in its place; a video whose frames are there is not read again."""
-    (photos / "videos").mkdir()
-    writer = cv2.VideoWriter("videos/a.avi", cv2.VideoWriter.fourcc(*"MJPG"), 25, (96, 64))
-    for number in range(40):
-        writer.write(np.full((64, 96, 3), 6 * number, np.uint8))
-    writer.release()
-    (photos / "videos" / "bad.mp4").write_bytes(b"no video")
-    command = ["find_boxes.py", "videos", "boxes.csv", "--frames", "frames", "--every", "8"]
-    monkeypatch.setattr(sys, "argv", command)
-    find_boxes.main()
-    assert "cut after 0 frames: videos/bad.mp4" in capsys.readouterr().err
-    frames = sorted(Path("frames/a.avi").iterdir())
-    assert [file.name for file in frames] == [f"frame_{number:06d}.jpg" for number in range(0, 40, 8)]
-    for number, file in enumerate(frames):
-        assert abs(float(read_picture(file).mean()) - 6 * 8 * number) < 3
-    frames[0].unlink()
-    find_boxes.main()
-    assert len(list(Path("frames/a.avi").iterdir())) == 4
+    first = Detector()
+    monkeypatch.setattr(find_boxes, "_detector", first, raising=False)
+    monkeypatch.setattr(find_boxes, "_new_detector", Detector, raising=False)
+    fails = True
+    assert rows_of(Path("a"), "1.jpg") == [row_without_hand("1.jpg", "unreadable")]
+    fails = False
+    assert rows_of(Path("a"), "1.jpg") == [row_without_hand("1.jpg", "none")]
+    assert (first.images, find_boxes._detector.images) == (1, 2)
+    assert rows_of(Path("a"), "2.jpg") == [row_without_hand("2.jpg", "unreadable")]
 
 
 def require_detector() -> None:
@@ -213,7 +152,9 @@ def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path
     for file in files[40:60]:  # left hands, in another folder
         left = root / "left" / f"{file.stem}.png"
         left.parent.mkdir(exist_ok=True)
-        cv2.imwrite(str(left), np.ascontiguousarray(read_picture(file)[:, ::-1, ::-1]))
+        picture = cv2.imread(str(file))
+        assert picture is not None
+        cv2.imwrite(str(left), np.fliplr(picture))
     (root / "bad.jpg").write_bytes(b"not an image")
     done = subprocess.run([UV, "run", TOOL, root, out], capture_output=True, text=True, check=True)
     assert "1 unreadable" in done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,20 @@ from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.samples.bad_list import rows_not_listed, write_bad_list
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.train.data import check_data as check_data_file
-from peclr_dali.train.data.check_data import DOES_NOT_DECODE, ENDS_THE_DECODER, Checked, check_data
+from peclr_dali.train.data.check_data import DOES_NOT_DECODE, ENDS_THE_DECODER, check_data
 from tests.pipelines.harness import jpeg, smooth_image
 from tests.pipelines.test_loader import UNDECODABLE
 from tests.train import tiny_run
-from tests.train.mortal_decoder import ABORT, COSTLY, EXIT, HANG, KILL, MortalDecoder, never_starts
+from tests.train.mortal_decoder import ABORT, COSTLY, EXIT, HANG, KILL, mortal_decode, never_starts
 
 
-def check(*sources: DataConfig, out: Path, batch: int | None = None, **decoder: Any) -> list[Checked]:
-    calls: list[tuple[int, int]] = []
+def check(root: Path, out: Path, batch: int | None = None, **decoder: Any) -> dict[str, str]:
+    index, calls = load_index(DataConfig("folder", str(root))), list[tuple[int, int]]()
     found = check_data(
-        sources, PipelinesConfig(threads=2, batch=batch), out, device=torch.device("cpu"),
+        index, PipelinesConfig(threads=2, batch=batch), out, device=torch.device("cpu"),
         progress=lambda *call: calls.append(call), **decoder,
     )  # fmt: skip
-    assert calls[-1][0] == calls[-1][1] == sum(len(one.index) for one in found)
+    assert calls[-1] == (len(index), len(index))
     return found
 
 
@@ -45,48 +43,40 @@ def images(tmp_path: Path) -> Path:
     return root
 
 
-def test_each_source_gets_a_list_that_leaves_out_what_is_bad(images: Path, tmp_path: Path) -> None:
-    tiny_run.write_images(tmp_path / "good", 10)
-    data = DataConfig(source="folder", root=str(images))
-    good, found = check(DataConfig(source="folder", root=str(tmp_path / "good")), data, out=tmp_path / "bad.jsonl")
-    assert (good.key, good.reasons, found.key, found.list_file.name) == ("data.0", {}, "data.1", "bad.1.jsonl")
-    assert found.reasons == {"07.jpg": "empty file", "31.jpg": DOES_NOT_DECODE}
-    lines = [json.loads(line) for line in found.list_file.read_text().splitlines()]
-    assert lines[0] == {"checked": 50, "bad": 2}
-    assert lines[1:] == [{"path": path, "reason": reason} for path, reason in found.reasons.items()]
-    index = load_index(DataConfig(source="folder", root=str(images), bad_list=str(found.list_file)))
+def test_the_list_leaves_out_what_is_bad(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bad.jsonl"
+    reasons = check(images, out)
+    assert reasons == {"07.jpg": "empty file", "31.jpg": DOES_NOT_DECODE}
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert lines == [{"path": path, "reason": reason} for path, reason in reasons.items()]
+    index = load_index(DataConfig(source="folder", root=str(images), bad_list=str(out)))
     assert list(index.paths) == [f"{number:02}.jpg" for number in range(50) if number not in (7, 31)]
     with pytest.raises(UserError, match="exists already, and nothing is overwritten"):
-        check(data, out=found.list_file)
+        check(images, out)
 
 
 @pytest.mark.parametrize(
-    ("hands", "bad", "code", "last"),
-    [
-        ((1, 1, 1), 0, 0, "0 of 3 images"),
-        ((2, 1, 1), 2, 1, "data.bad_list="),
-        ((2, 2, 1), 3, 2, "no image"),
-    ],
+    ("bad", "code", "last"), [(0, 0, "0 of 3 images"), (2, 1, "data.bad_list="), (3, 2, "no image")]
 )
 def test_the_exit_code_says_whether_all_some_or_no_images_can_be_used(
-    hands: tuple[int, ...], bad: int, code: int, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """Each image shows some hands, and the first `bad` images are empty files."""
-    root = tmp_path / "images"
+    bad: int, code: int, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first image shows two hands; the first `bad` images are empty files."""
+    root, boxes = tmp_path / "images", tmp_path / "boxes.csv"
     root.mkdir()
     good = jpeg(smooth_image(np.random.default_rng(0), 40, 48, 3))
-    names = [f"{row}.jpg" for row, count in enumerate(hands) for _ in range(count)]
-    for row in range(len(hands)):
+    for row in range(3):
         (root / f"{row}.jpg").write_bytes(b"" if row < bad else good)
-    index = Index("images", root, names, np.zeros((len(names), 3), np.float32))
-    monkeypatch.setattr(check_data_file, "load_index", lambda *args, **kwargs: index)
-    monkeypatch.setattr(sys, "argv", ["cli.py", "check-data", "--set", f"data.root={root}", str(tmp_path / "b.jsonl")])
+    hands = (f"{row}.jpg,0,0,{edge},{edge},right" for row, edge in ((0, 20), (0, 30), (1, 20), (2, 20)))
+    boxes.write_text("\n".join(["file,x0,y0,x1,y1,hand", *hands]))
+    words = [f"data.root={root}", "data.source=folder", f"data.box={boxes}"]
+    settings = [word for setting in words for word in ("--set", setting)]
+    monkeypatch.setattr(sys, "argv", ["cli.py", "check-data", *settings, str(tmp_path / "b.jsonl")])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert (ended.value.code or 0) == code
     told = capsys.readouterr()
-    assert f"{sum(hands[:bad])} of {sum(hands)} {'images' if max(hands) == 1 else 'hands, in'}" in told.out
+    assert f"{bad} of 3 images cannot be used" in told.out
     assert last in (told.err if code == 2 else told.out).splitlines()[-1]
 
 
@@ -102,9 +92,8 @@ def test_files_that_end_the_decoder_are_named_and_the_check_goes_on(
         (root / f"{number:02}.jpg").write_bytes(good + ends.get(number, b"fine").rjust(8, b"\0"))
     (root / "05.jpg").write_bytes(UNDECODABLE)
     (root / "12.jpg").write_bytes(b"")
-    data = DataConfig(source="folder", root=str(root))
-    (found,) = check(data, out=tmp_path / "bad.jsonl", batch=24, make_decoder=MortalDecoder, limit_s=5)
-    assert found.reasons == {
+    found = check(root, tmp_path / "bad.jsonl", batch=24, decode=mortal_decode, limit_s=5)
+    assert found == {
         "03.jpg": ENDS_THE_DECODER, "05.jpg": DOES_NOT_DECODE, "09.jpg": ENDS_THE_DECODER, "12.jpg": "empty file",
         "13.jpg": ENDS_THE_DECODER, "14.jpg": ENDS_THE_DECODER,
     }  # fmt: skip
@@ -114,11 +103,7 @@ def test_files_that_end_the_decoder_are_named_and_the_check_goes_on(
 def test_a_decoder_that_does_not_start_is_one_line(images: Path, tmp_path: Path) -> None:
     """And no file is called bad for it."""
     with pytest.raises(UserError, match="The decoder's process does not start"):
-        check(
-            DataConfig(source="folder", root=str(images)),
-            out=tmp_path / "bad.jsonl",
-            make_decoder=partial(never_starts),
-        )
+        check(images, tmp_path / "bad.jsonl", decode=never_starts)
     assert not (tmp_path / "bad.jsonl").exists()
 
 
@@ -134,22 +119,17 @@ def test_lists_that_do_not_fit_are_one_clear_line(
         return str(caught.value)
 
     assert "No such file or directory; 'python cli.py check-data' makes it" in message()
-    write_bad_list(file, {"07.jpg": "empty file", "31.jpg": DOES_NOT_DECODE}, checked=50)
-    whole = file.read_text()
-    for text, words in (
-        ("\n".join(whole.splitlines()[:-1]), "incomplete, with 1 of 2 files"),
-        *((text, "damaged") for text in (whole[:-20], "", "null\n", "7\n", '{"bad": ' + "[" * 100_000)),
-    ):
+    for text in ('{"path": "07.j', "null\n", "7\n", '{"bad": ' + "[" * 100_000):
         file.write_text(text)
-        assert words in message()
-    write_bad_list(file, {f"{number:02}.jpg": "" for number in range(50)}, checked=50)
+        assert "damaged" in message()
+    write_bad_list(file, {f"{number:02}.jpg": "" for number in range(50)})
     assert "lists all 50 images" in message()
-    write_bad_list(file, {"other.jpg": ""}, checked=50)
+    write_bad_list(file, {"other.jpg": ""})
     assert len(load_index(config)) == 50
     assert f"none of its 1 files is among the images of {images}" in caplog.text
 
 
 def test_all_hands_of_a_bad_frame_are_left_out(tmp_path: Path) -> None:
     index = Index("frames", tmp_path, ["a.jpg", "b.jpg", "b.jpg", "c.jpg"], np.zeros((4, 3), np.float32))
-    write_bad_list(tmp_path / "bad.jsonl", {"b.jpg": "empty file"}, checked=4)
+    write_bad_list(tmp_path / "bad.jsonl", {"b.jpg": "empty file"})
     assert rows_not_listed(index, tmp_path / "bad.jsonl").tolist() == [0, 3]

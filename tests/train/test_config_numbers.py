@@ -21,8 +21,8 @@ from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
 
 KINDS: tuple[type[object], ...] = (Config, FinetuneConfig)
-ODD = ("inf", "-inf", "nan", "1e308", "-1e308", "1e-308", "-1", "0", str(10**40), str(-(10**40)), "0x" + "f" * 5000)
-BEYOND = ("inf", "-inf", "nan", "1e308", "-1e308", str(10**40), "9" * 5000)
+ODD = ("inf", "-inf", "nan", "1e308", "-1e308", "1e-308", "-1", "0", str(10**40), str(-(10**40)))
+BEYOND = ("inf", "-inf", "1e308", "-1e308", str(10**40), "9" * 5000)
 
 
 def leaves(schema: Mapping[str, Any], definitions: Mapping[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
@@ -48,8 +48,8 @@ def numbers_of(kind: type[object]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def numbers() -> list[tuple[type[object], str]]:
-    """Kind of configuration and key of every number, the tables of a list of datasets left out."""
-    return [(kind, key) for kind in KINDS for key in numbers_of(kind) if not key.startswith("data.*")]
+    """Kind of configuration and key of every number; those of `data` without the number of the source."""
+    return [(kind, key.replace("data.*.", "data.")) for kind in KINDS for key in numbers_of(kind)]
 
 
 def test_the_walk_finds_the_numbers(numbers: list[tuple[type[object], str]]) -> None:
@@ -83,7 +83,7 @@ def wrong_answer(kind: type[object], key: str, value: str, folder: Path) -> str 
     try:
         config = load_config(kind, [], [override])
     except UserError as error:
-        return None if name in str(error) and "\n" not in str(error) else str(error)
+        return None if name in str(error).replace("data.0.", "data.") and "\n" not in str(error) else str(error)
     except Exception as error:
         return repr(error)
     if isinstance(config, (Config, FinetuneConfig)):
@@ -114,9 +114,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "override",
     [
-        "optim.warmup_epochs=1e6", "loss.temperature=1e-12", f"run.seed={2**63 - 1}", "optim.lr=1e18",
-        "data.label_fraction=1e-12", "geometry.scale=[0.001, 0.001]", "geometry.scale=[1000, 1000]",
-        "geometry.rotation_deg=[-1e6, 1e6]", "colour.value_scale=[1e6, 1e6]", "pipelines.ahead=1024",
+        "optim.warmup_epochs=1e6", "loss.temperature=1e-12", "optim.lr=1e18", "geometry.scale=[1000, 1000]",
+        "geometry.rotation_deg=[-1e6, 1e6]", "pipelines.ahead=1024",
     ],
 )  # fmt: skip
 def test_a_run_at_the_bounds_ends_well_or_in_one_line(

@@ -61,7 +61,7 @@ def test_a_network_in_one_small_file_is_taken_as_a_run(run: Path, tmp_path: Path
     """By everything that reads a checkpoint; its weights are those of the run, rounded to half precision."""
     out = tmp_path / "hand.safetensors"
     saved = load_checkpoint(load_pose_run(run).path)
-    saved["config"]["data"] = [saved["config"]["data"], {**saved["config"]["data"], "root": "elsewhere"}]
+    saved["config"]["data"] += [{**saved["config"]["data"][0], "root": "elsewhere"}]
     for name, value in saved["network"].items():
         if "running" in name:
             value += 1 / 3  # half precision would round it
@@ -83,11 +83,6 @@ def test_a_network_in_one_small_file_is_taken_as_a_run(run: Path, tmp_path: Path
     assert run_cli("export", str(tmp_path / "pose.pth"), str(half), "--half") == 0
     rounded = start_pose_network(replace(encoder, weights=str(half)), found.config.pose, 32).network.encoder
     torch.testing.assert_close(rounded.state_dict(), found.network.encoder.state_dict(), rtol=0, atol=0)
-    content = bytearray(out.read_bytes())
-    content[-1000] ^= 1
-    out.write_bytes(content)
-    with pytest.raises(UserError, match=r"hand.safetensors is damaged: its tensors do not have their checksum"):
-        load_pose_run(out)
 
 
 def test_the_checkpoint_is_not_written_over(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +103,7 @@ def test_the_checkpoint_is_not_written_over(run: Path, tmp_path: Path, capsys: p
     [
         (b"<html>not found</html>", "is damaged, or not a checkpoint of this project"),
         (save({"a": torch.ones(1)}), "is not a checkpoint of this project: it holds tensors without a run's config"),
-        (save({"a": torch.ones(1)}, {METADATA_KEY: "{}"}), "do not have their checksum"),
+        (save({"a": torch.ones(1)}, {METADATA_KEY: "{}"}), "is not a checkpoint of this project: it has no format"),
     ],
 )
 def test_another_safetensors_file_is_refused(content: bytes, message: str, tmp_path: Path) -> None:

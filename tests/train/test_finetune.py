@@ -310,5 +310,5 @@ def test_fewer_labels_are_fewer_images_and_the_same_validation(hands: Path, tmp_
     assert len(seen) == 8  # two of eleven poses, four versions each
     assert [row["step"] for row in folder.read_validations()] == [1]
     config = json.loads(json.dumps(torch.load(folder.checkpoints.paths()[0], weights_only=True)["config"]))
-    assert config["data"]["label_fraction"] == 0.2
+    assert config["data"][0]["label_fraction"] == 0.2
     assert np.isfinite(folder.read_validations()[0]["pa_epe_cm"])

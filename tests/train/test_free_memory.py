@@ -1,4 +1,4 @@
-"""What is free is what every limit leaves, and a network that does not fit is refused before it is built."""
+"""What is free is what every limit leaves."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ import torch
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import Pretraining, pretrain
 from peclr_dali.train.steps import memory
-from tests.command_line import run_cli
-from tests.train import ranks, tiny_hands, tiny_run
+from tests.train import tiny_run
 
 GIB = 2**30
 V2 = "0::/kubepods/pod7\n"
-V1 = "5:memory:/pods/pod7\n4:cpu,cpuacct:/pods\n0::/pods\n"
 STAT = f"anon 5\ninactive_file {GIB}\nactive_file {GIB}\n"
 ODD = "alone\n\nx y z\ninactive_file ?\n"
-STAT_V1 = f"inactive_file 1\ntotal_inactive_file {2 * GIB}\ntotal_active_file 0\n"
-NO_LIMIT_V1 = "9223372036854771712\n"
 
 
 @pytest.mark.parametrize(
@@ -36,8 +32,6 @@ NO_LIMIT_V1 = "9223372036854771712\n"
         (V2, {"memory.max": "max", "memory.current": 3 * GIB}, math.inf),
         (V2, {}, math.inf),
         ("", {}, math.inf),
-        (V1, {f"memory/pods/pod7/memory.{name}": value for name, value in
-              (("limit_in_bytes", 8 * GIB), ("usage_in_bytes", 7 * GIB), ("stat", STAT_V1))}, 3 * GIB),
     ],
 )  # fmt: skip
 def test_the_least_free_control_group_counts(
@@ -75,45 +69,6 @@ def test_a_limit_on_addresses_counts() -> None:
         assert 0 < memory.free_bytes(World()) <= GIB // 4
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-@pytest.mark.parametrize(
-    ("command", "key", "needs"),
-    [
-        ("pretrain", "projector.hidden", "7.6 TiB of memory on cpu"),
-        ("pretrain", "projector.dim", ""),
-        ("finetune", "pose.hidden", ""),
-    ],
-)
-def test_a_head_too_wide_is_refused(
-    command: str, key: str, needs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if command == "pretrain":
-        tiny_run.write_images(tmp_path / "data")
-        settings = tiny_run.settings(tmp_path / "data", tmp_path / "run", f"{key}=1000000000")
-    else:
-        tiny_hands.write_hands(tmp_path / "data", poses=12)
-        settings = tiny_hands.settings(tmp_path / "data", tmp_path / "run", "pose.head=mlp", f"{key}=1000000000")
-    assert run_cli(command, *(part for setting in settings for part in ("--set", setting))) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"error: {key} = 1000000000: the network needs {needs}")
-    assert "are free" in last
-    assert not (tmp_path / "run" / "config.toml").exists()
-
-
-def _pretrain_in_little(settings: list[str]) -> None:
-    """With 150 MiB of addresses more than the process has taken."""
-    taken = psutil.Process().memory_info().vms
-    resource.setrlimit(resource.RLIMIT_AS, (taken + 150 * 2**20,) * 2)
-    ranks.pretrain_in_full(settings)
-
-
-def test_too_little_memory_for_the_network_is_one_line(tmp_path: Path) -> None:
-    tiny_run.write_images(tmp_path / "images")
-    log, settings = tmp_path / "log", tiny_run.settings(tmp_path / "images", tmp_path / "run")
-    printed = ranks.finish(ranks.start_ranks(1, _pretrain_in_little, settings, log=log), log, code=2)
-    assert "Traceback" not in printed
-    assert printed.splitlines()[-1].startswith("error: encoder.name = 'resnet18': the network needs 170"), printed
 
 
 def test_lack_of_gpu_memory_in_a_step_says_what_to_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

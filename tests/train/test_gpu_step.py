@@ -31,7 +31,7 @@ GPU = torch.device("cuda", 0)
 SIDE_PX = 64
 SETTINGS = (
     f"geometry.side_px={SIDE_PX}", "encoder.name=resnet18", "encoder.weights=random", "train.batch=24",
-    "train.micro_batch=8", "train.epochs=2", "optim.warmup_epochs=1", "optim.lr=1e-3", "optim.backend=torch",
+    "train.micro_batch=8", "train.epochs=2", "optim.warmup_epochs=1", "optim.lr=1e-3",
     "train.precision=fp32",
 )  # fmt: skip
 

@@ -202,7 +202,7 @@ def test_a_full_disk_stops_all_ranks_and_the_run_goes_on_when_there_is_room(
     output = ranks.finish(processes, out.with_suffix(".log"), code=2)
     lines = [line for line in output.splitlines() if "error" in line]
     assert len(lines) == 1
-    assert "step_000000006.pt cannot be written: No space left on device" in lines[0]
+    assert "step_000000006.pt: No space left on device" in lines[0]
     assert "Traceback" not in output
     left = sorted(path.name for path in (out / "checkpoints").iterdir())
     assert left == ["step_000000003.pt"]

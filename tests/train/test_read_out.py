@@ -61,7 +61,7 @@ def test_a_substitute_is_not_fitted_as_a_sample_of_its_own(hands: Path, tmp_path
     root = shutil.copytree(hands, tmp_path / "hands")
     index = load_index(config_of(root, tmp_path).data)
     bad = index.path(3)
-    write_bad_list(tmp_path / "bad.jsonl", {index.paths[3]: "cannot be read"}, checked=len(index))
+    write_bad_list(tmp_path / "bad.jsonl", {index.paths[3]: "cannot be read"})
     without = fit_read_out(config_of(root, tmp_path / "without", f"data.bad_list={tmp_path / 'bad.jsonl'}"))
     bad.write_bytes(b"no picture")
     damaged = fit_read_out(config_of(root, tmp_path / "damaged", "data.max_bad_share=0.5"))

@@ -88,26 +88,26 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
     The exit code is 0 if every image can be used, 1 if some cannot, and 2 if none can or the check failed.
     """
     config = pretraining_config(files, overrides)
-    from peclr_dali.train.data import check_data as check
+    from peclr_dali.pipelines.sources import load_index
+    from peclr_dali.train.data.check_data import check_data as check
     from peclr_dali.train.distributed.world import described_world
     from peclr_dali.train.runs.log import progress_bar
 
+    source, *others = config.data
+    if others:
+        raise UserError(f"{1 + len(others)} tables [[data]]: a list has the files of one source. Check each by itself.")
+    index = load_index(replace(source, bad_list=None, label_fraction=1.0))  # all its files
     device = described_world(config.train.device).device
     with progress_bar("checking") as progress:
-        found = check.check_data(config.data, config.pipelines, out, device=device, progress=progress)
-    for one in found:
-        what = "images" if one.bad == len(one.reasons) else f"hands, in {len(one.reasons)} images,"
-        say(f"{one.index.root}: {one.bad} of {len(one.index)} {what} cannot be used, see {one.list_file}")
-        for path, reason in list(one.reasons.items())[:5]:
-            say(f"  {path}: {reason}")
-        if 0 < one.bad < len(one.index):
-            say(f"leave them out with --set {one.key}.bad_list={one.list_file}")
-    for one in found:
-        if one.bad == len(one.index):
-            raise UserError(
-                f"{one.index.root}: no image can be used. Mend or replace the files, or name another folder."
-            )
-    if any(one.reasons for one in found):
+        reasons = check(index, config.pipelines, out, device=device, progress=progress)
+    count = len(set(index.paths))
+    say(f"{index.root}: {len(reasons)} of {count} images cannot be used, see {out}")
+    for path, reason in list(reasons.items())[:5]:
+        say(f"  {path}: {reason}")
+    if len(reasons) == count:
+        raise UserError(f"{index.root}: no image can be used. Mend or replace the files, or name another folder.")
+    if reasons:
+        say(f"leave them out with --set data.bad_list={out}")
         sys.exit(1)
 
 
@@ -141,13 +141,12 @@ def pack(
     else:
         config = pretraining_config(files, overrides)
         from peclr_dali.machine.cores import available_cores
-        from peclr_dali.pipelines.config import each_source
         from peclr_dali.pipelines.sources import load_index
         from peclr_dali.pipelines.sources.shards.load import choices
         from peclr_dali.pipelines.sources.shards.pack import pack as run
         from peclr_dali.train.runs.log import progress_bar
 
-        source, *others = each_source(config.data)
+        source, *others = config.data
         if others:
             raise UserError(f"{1 + len(others)} tables [[data]]: tar files hold one source. Pack each by itself.")
         index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads them

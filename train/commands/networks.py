@@ -12,7 +12,7 @@ import click
 
 from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands.options import COUNT, FILE, PATH, FiniteRange, config_options, say
+from peclr_dali.train.commands.options import COUNT, FILE, PATH, config_options, say
 
 
 @click.command()
@@ -89,17 +89,18 @@ def evaluate(
 @click.option(
     "--scale-m",
     default=None,
-    type=FiniteRange(0, 1, min_open=True),
+    type=click.FloatRange(0, 1, min_open=True),
     help="Length of the reference bone in metres; the pose is then in metres. A hand's reference bone is the first "
     "phalanx of the middle finger.",
 )
 @click.option(
     "--pictures",
     "drawings",
-    default=None,
+    default=1000,
+    show_default=True,
     type=click.IntRange(0, LARGEST_COUNT),
     metavar="N",
-    help="Draw the first N predictions.  [default: all]",
+    help="Draw the first N predictions; 0: none.",
 )
 def predict(
     run: Path, images: Sequence[str], out: Path, box: str | None, scale_m: float | None, **options: Any
@@ -112,10 +113,11 @@ def predict(
       python cli.py predict runs/finetune_rn50 photos/ --box boxes.csv
 
     IMAGE is a file or a folder. The poses are written to predictions.json and drawn. Without --box the network sees the
-    whole picture; tools/find_boxes.py finds the boxes of hands. Pictures that cannot be read are left out and listed at
-    the end. The exit code is 2 only if no picture can be read. `report --predictions OUT` shows all on one page, with
-    hands of the same shape beside each other.
+    whole picture; tools/find_boxes.py finds the boxes of hands. A drawing shows the picture, the network's view, and
+    the pose from the side. Pictures that cannot be read are left out and listed at the end. The exit code is 2 only if
+    no picture can be read. `report --predictions OUT` shows the drawings on one page.
     """
+    from peclr_dali.train.pose.predict import EXPECTED
     from peclr_dali.train.pose.predict import predict as run_prediction
     from peclr_dali.train.pose.predictions import FILE
     from peclr_dali.train.runs.log import configure_logging, progress_bar
@@ -136,8 +138,10 @@ def predict(
         say("poses are scale-normalised: the middle finger's first phalanx has length 1. --scale-m gives metres")
     if options["intrinsics"] is None and done.predictions[0].joints is not None:
         say("the focal length is assumed to be the picture's longer side: set the true camera with --intrinsics")
-    for line in done.unreadable:
-        say(f"left out: {line}", err=True)
+    if done.unreadable:
+        say(f"left out {len(done.unreadable)} pictures, which are not {EXPECTED}:", err=True)
+    for file in done.unreadable:
+        say(f"  {file}", err=True)
     say(f"all on one page: python cli.py report --predictions {shlex.quote(str(out))}")
 
 

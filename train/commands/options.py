@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ import click
 
 from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
 from peclr_dali.errors.terminal import printable
-from peclr_dali.train.config.shell import is_left_to_shell
+from peclr_dali.shipped import is_left_to_shell
 
 if TYPE_CHECKING:
     from peclr_dali.train.config.pretraining import Config
@@ -29,22 +28,10 @@ class PathOfUser(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path, if it is usable."""
-        if not os.fspath(value).strip():
-            self.fail("the path is empty; is a variable not set?", param, ctx)
-        if is_left_to_shell(os.fsdecode(value)):
-            self.fail(f"{os.fsdecode(value)}: ~ and $NAME are not replaced here; write the path out.", param, ctx)
+        text = os.fsdecode(value)
+        if not text.strip() or is_left_to_shell(text):
+            self.fail(f"{text!r}: ~ and $NAME are not replaced here, and no path is empty; write it out.", param, ctx)
         return super().convert(value, param, ctx)
-
-
-class FiniteRange(click.FloatRange):
-    """A number within bounds. Unlike click's own type, it refuses NaN."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, if it is within the bounds."""
-        number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
-        return number
 
 
 COUNT = click.IntRange(1, LARGEST_COUNT)
@@ -52,7 +39,6 @@ SEED = click.IntRange(0, LARGEST_SEED)
 WORKERS = click.IntRange(1, 1024)
 PATH = PathOfUser(path_type=Path)
 FILE = PathOfUser(path_type=Path, dir_okay=False)
-FOLDER = PathOfUser(path_type=Path, file_okay=False)
 
 
 def config_options(command: F) -> F:

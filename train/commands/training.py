@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -72,7 +71,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
     """
     from peclr_dali.train.config.finetuning import FinetuneConfig
 
-    config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, fresh=resume == "never", **options)
+    config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, **options)
     from peclr_dali.train.finetune import finetune as run
     from peclr_dali.train.pose.validation import best_of
     from peclr_dali.train.runs.log import configure_logging
@@ -106,7 +105,7 @@ def probe(start: str | None, out: str | None, resume: Resume, **options: Any) ->
     """
     from peclr_dali.train.config.finetuning import FinetuneConfig
 
-    config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, fresh=resume == "never", **options)
+    config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, **options)
     from peclr_dali.train.read_out import fit_read_out
     from peclr_dali.train.runs.log import configure_logging
 
@@ -116,22 +115,14 @@ def probe(start: str | None, out: str | None, resume: Resume, **options: Any) ->
 
 
 def _resolve(
-    kind: type[C],
-    short: Mapping[str, str | None],
-    files: Sequence[Path],
-    overrides: Sequence[str],
-    print_config: bool,
-    *,
-    fresh: bool = False,
+    kind: type[C], short: Mapping[str, str | None], files: Sequence[Path], overrides: Sequence[str], print_config: bool
 ) -> C:
     """The configuration of a run. With --print-config, print it and end the program.
 
-    `short` holds the keys that have their own option. `fresh`: a fine-tuning run that reads its starting weights.
+    `short` holds the keys that have their own option.
     """
-    from peclr_dali.models.config import require_weights
-    from peclr_dali.pipelines.config import refuse_among_images, require_roots
+    from peclr_dali.pipelines.config import refuse_among_images
     from peclr_dali.pipelines.samples.shares import require_whole_micro_batches
-    from peclr_dali.shipped import or_shipped
     from peclr_dali.train.config.load import load_config
     from peclr_dali.train.config.tables import as_toml, to_toml
 
@@ -140,12 +131,7 @@ def _resolve(
     if print_config:
         click.echo(to_toml(config), nl=False)
         click.get_current_context().exit()
-    if fresh:
-        require_weights(str(or_shipped(Path(config.encoder.weights), ".safetensors")))
     require_whole_micro_batches(config.train.batch, config.train.micro_batch)
-    if os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1"):
-        # On several hosts, one without the folder has to stop the others: later, in the trainer.
-        require_roots(config.data)
     refuse_among_images(Path(config.run.out), config.data)
     return config
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import Count, Epochs, Factor, Fraction, NotNegative, Positive
+from peclr_dali.bounds import STRICT, Count, Epochs, Factor, Fraction, NotNegative, Positive
 from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
@@ -15,14 +15,14 @@ from peclr_dali.pipelines.views.ranges import Ordered, Range
 from peclr_dali.train.config.pretraining import OneOrMore, RunConfig, StepsConfig
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class FinetuneRunConfig(RunConfig):
     """The run's folder and what is written there. Attributes as in `RunConfig`."""
 
     out: str = "runs/finetune"
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class FinetuneDataConfig(DataConfig):
     """The labelled images, and the square of each that becomes the canonical view. Attributes as in `DataConfig`.
 
@@ -40,7 +40,7 @@ class FinetuneDataConfig(DataConfig):
         return value
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class FinetuneGeometryConfig(GeometryConfig):
     """Random affine map of a view (paper, supplement, "Supervised fine-tuning"). Attributes as in `GeometryConfig`."""
 
@@ -56,14 +56,14 @@ class FinetuneGeometryConfig(GeometryConfig):
         return value
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class FinetuneColourConfig(ColourConfig):
     """Colour jitter, by default none: the paper has none in fine-tuning. Attributes as in `ColourConfig`."""
 
     jitter: Literal["hsv", "none"] = "none"
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class PoseLossConfig:
     """Weights of the losses, each a mean over samples, keypoints and coordinates.
 
@@ -82,7 +82,7 @@ class PoseLossConfig:
     root_depth: NotNegative = 0.1
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class FinetuneOptimConfig:
     """Adam, with a cosine schedule of the learning rate to zero (paper, supplement, "Supervised fine-tuning").
 
@@ -97,7 +97,7 @@ class FinetuneOptimConfig:
     warmup_epochs: Epochs = 0.0
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class FinetuneTrainConfig(StepsConfig):
     """Settings of fine-tuning's steps. The other attributes as in `StepsConfig`.
 
@@ -111,7 +111,7 @@ class FinetuneTrainConfig(StepsConfig):
     frozen: bool = False
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class ValidationConfig:
     """Validation on the source's validation split, and the best checkpoint by PA-EPE.
 
@@ -124,12 +124,12 @@ class ValidationConfig:
     batch: Count = 128
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class FinetuneConfig:
-    """All of a fine-tuning run, one attribute per table of the TOML file; `data` may be an array of tables."""
+    """All of a fine-tuning run, one attribute per table of the TOML file; in `data` one or several."""
 
     run: FinetuneRunConfig = FinetuneRunConfig()
-    data: OneOrMore[FinetuneDataConfig] = FinetuneDataConfig()
+    data: Annotated[tuple[FinetuneDataConfig, ...], OneOrMore, Field(min_length=1)] = (FinetuneDataConfig(),)
     geometry: FinetuneGeometryConfig = FinetuneGeometryConfig()
     colour: FinetuneColourConfig = FinetuneColourConfig()
     pipelines: PipelinesConfig = PipelinesConfig()

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
+from peclr_dali.bounds import STRICT, Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
 from peclr_dali.models.config import EncoderConfig, EquivarianceConfig, LossConfig, ProjectorConfig
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 
-D = TypeVar("D", bound=DataConfig)
-
-OneOrMore = Annotated[
-    Annotated[D, Tag("[data]")] | Annotated[tuple[D, ...], Field(min_length=1, max_length=256), Tag("[[data]]")],
-    Discriminator(lambda value: "[[data]]" if isinstance(value, Sequence) else "[data]"),
-]
-"""One value as a table, or several as an array of tables."""
+OneOrMore = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])
+"""Takes one table, [data], as an array of one."""
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class RunConfig:
     """The run's folder and what is written there.
 
@@ -51,7 +45,7 @@ class RunConfig:
     profile_steps: Annotated[int, Field(ge=0, le=100)] = 0
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class StepsConfig:
     """Settings of the steps, for pre-training and fine-tuning.
 
@@ -81,7 +75,7 @@ class StepsConfig:
     threads: Threads | None = None
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class TrainConfig(StepsConfig):
     """Settings of pre-training's steps (paper, supplement, "Self-supervised pre-training").
 
@@ -102,7 +96,7 @@ class TrainConfig(StepsConfig):
     cuda_graph: bool = False
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class OptimConfig:
     """The optimiser. Defaults are from the paper (supplement, "Training details"), else from the authors' code.
 
@@ -114,8 +108,7 @@ class OptimConfig:
         clip: let LARS lower the learning rate of a tensor, but not raise it.
         eps: added to the denominator of LARS.
         lars: tensors that LARS scales: "all", or "weights": no biases and no norm parameters.
-        backend: the inner Adam: "torch" (fused), "apex" (NVIDIA apex's FusedAdam), or "auto": apex if it is
-            installed and the parameters are on a GPU.
+        backend: the inner Adam: torch's, fused, or "apex": NVIDIA apex's FusedAdam, if it is installed.
         decay_exempt: parameters without weight decay. "paper": all biases and norm parameters. "upstream": parameters
             with "bias" or "bn" in their names in the authors' code; the norm weights of stem, downsampling and
             projector then decay.
@@ -129,12 +122,12 @@ class OptimConfig:
     clip: bool = True
     eps: NotNegative = 1e-8
     lars: Literal["all", "weights"] = "all"
-    backend: Literal["auto", "torch", "apex"] = "auto"
+    backend: Literal["torch", "apex"] = "torch"
     decay_exempt: Literal["paper", "upstream"] = "paper"
     warmup_epochs: Epochs = 10.0
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class ProbeConfig:
     """A probe of the encoder during training: ridge regression from its frozen features to known keypoints.
 
@@ -151,12 +144,12 @@ class ProbeConfig:
     ridge: Positive = 100.0
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=STRICT)
 class Config:
-    """All of a pre-training run, one attribute per table of the TOML file; `data` may be an array of tables."""
+    """All of a pre-training run, one attribute per table of the TOML file; in `data` one or several."""
 
     run: RunConfig = RunConfig()
-    data: OneOrMore[DataConfig] = DataConfig()
+    data: Annotated[tuple[DataConfig, ...], OneOrMore, Field(min_length=1)] = (DataConfig(),)
     geometry: GeometryConfig = GeometryConfig()
     colour: ColourConfig = ColourConfig()
     appearance: AppearanceConfig = AppearanceConfig()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import re
 from collections.abc import Container, Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import tomli_w
 from pydantic import TypeAdapter
@@ -25,7 +23,6 @@ FREE_ON_RESUME = (
     "data.regressor",
     "pipelines",
     "encoder.weights",
-    "optim.backend",
     "train.recompute",
     "train.cuda_graph",
     "train.compile",
@@ -40,10 +37,6 @@ FREE_BETWEEN_RANKS = ("data.root", "pipelines", "train.threads")
 """Keys and tables that may differ between the ranks of a run, since they are of the host."""
 
 
-_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
-"""Pattern of a name and its meaning in the "Attributes" of a docstring."""
-
-
 def to_dict(config: object) -> dict[str, Any]:
     """Nested tables of a configuration, without keys that are None, which TOML cannot express."""
     tables: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json", exclude_none=True)
@@ -51,15 +44,21 @@ def to_dict(config: object) -> dict[str, Any]:
 
 
 def to_toml(config: Any) -> str:
-    """The configuration as TOML. Keys that are None are comments with their meaning."""
+    """The configuration as TOML, with a comment for each key that is None."""
     parts: list[str] = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if isinstance(value, tuple):
-            parts += [f"[[{field.name}]]\n{_table_as_toml(table)}" for table in value]
-        else:
-            parts.append(f"[{field.name}]\n{_table_as_toml(value)}")
+        tables = value if isinstance(value, tuple) else (value,)
+        header = f"[[{field.name}]]" if len(tables) > 1 else f"[{field.name}]"
+        parts += [f"{header}\n{_keys_as_toml(table)}" for table in tables]
     return "\n".join(parts)
+
+
+def _keys_as_toml(table: Any) -> str:
+    """One line for each key."""
+    values = to_dict(table)
+    names = [field.name for field in dataclasses.fields(table)]
+    return "".join(tomli_w.dumps({key: values[key]}) if key in values else f"# {key} is not set\n" for key in names)
 
 
 def as_toml(value: Any) -> str:
@@ -70,24 +69,19 @@ def as_toml(value: Any) -> str:
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and values of nested tables. Tables of an array are numbered from 0."""
     for key, value in tables.items():
+        if isinstance(value, (list, tuple)) and value and all(isinstance(table, Mapping) for table in value):
+            value = {str(number): table for number, table in enumerate(value)}
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
-        elif is_array_of_tables(value):
-            yield from flatten({str(number): table for number, table in enumerate(value)}, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def first_difference(saved: Mapping[str, Any], config: object) -> str | None:
-    """The first change that a resumed run must not make, as "key: was x, is now y"; None if there is none.
-
-    A key that the saved tables lack, as those of an earlier version may, counts with its default.
-    """
-    after, defaults = dict(flatten(to_dict(config))), dict(flatten(to_dict(type(config)())))
-    before = {key: defaults[plain] for key in after if (plain := without_numbers(key)) in defaults}
-    before.update(flatten(saved))
-    key = first_different_key(before, after, FREE_ON_RESUME)
-    return None if key is None else f"{key}: was {before.get(key)!r}, is now {after.get(key)!r}"
+def first_difference(before: object, after: object) -> str | None:
+    """The first change that a resumed run must not make, as "key: was x, is now y"; None if there is none."""
+    was, now = (dict(flatten(to_dict(config))) for config in (before, after))
+    key = first_different_key(was, now, FREE_ON_RESUME)
+    return None if key is None else f"{key}: was {was.get(key)!r}, is now {now.get(key)!r}"
 
 
 def first_different_key(one: Mapping[str, Any], other: Mapping[str, Any], free: Container[str]) -> str | None:
@@ -99,31 +93,6 @@ def first_different_key(one: Mapping[str, Any], other: Mapping[str, Any], free: 
     return None
 
 
-def is_array_of_tables(value: Any) -> TypeGuard[list[dict[str, Any]]]:
-    """Whether a value is an array of tables, [[table]] in TOML."""
-    return isinstance(value, list) and bool(value) and all(isinstance(table, Mapping) for table in value)
-
-
 def without_numbers(key: str) -> str:
     """Remove the numbers from a key: data.1.root -> data.root."""
     return ".".join(part for part in key.split(".") if not part.isdecimal())
-
-
-def _table_as_toml(table: Any) -> str:
-    """One line for each key."""
-    values, meanings = to_dict(table), key_meanings(type(table))
-    return "".join(
-        tomli_w.dumps({field.name: values[field.name]})
-        if field.name in values
-        else f"# {field.name} is not set: {meanings[field.name]}\n"
-        for field in dataclasses.fields(table)
-    )
-
-
-def key_meanings(kind: type[object]) -> dict[str, str]:
-    """The meaning of each attribute, in one line, from the docstrings of a class and its base classes."""
-    meanings: dict[str, str] = {}
-    for one in reversed(kind.__mro__):
-        _, _, attributes = (inspect.getdoc(one) or "").partition("Attributes:\n")
-        meanings |= {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
-    return meanings

@@ -38,17 +38,12 @@ def require_same(world: World, what: str, mine: str, remedy: str) -> None:
         AnotherRankFailed: on the other ranks.
     """
     everybody = world.gather_objects((mine, platform.node()))
-
-    def compare() -> None:
-        first, first_host = everybody[0]
-        for rank, (other, host) in enumerate(everybody):
-            if other != first:
-                raise UserError(
-                    f"the ranks have different {what}: rank 0 on {first_host} has {first}, rank {rank} on {host} has "
-                    f"{other}. {remedy}"
-                )
-
-    on_main(world, compare)
+    first, first_host = everybody[0]
+    for rank, (other, host) in enumerate(everybody):
+        if other != first:
+            message = f"rank 0 on {first_host} has {first}, rank {rank} on {host} has {other}"
+            error = UserError if world.is_main else AnotherRankFailed
+            raise error(f"the ranks have different {what}: {message}. {remedy}")
 
 
 def steps_of_all_ranks(world: World, stop: StopSignals, check: Callable[[], None], batches: Iterable[T]) -> Iterator[T]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
-import logging
 import os
 import socket
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,15 +18,12 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from peclr_dali.errors import UserError
-from peclr_dali.errors.terminal import in_one_line
 from peclr_dali.machine.ranks import described_ranks
 
 T = TypeVar("T")
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 BUCKET_BYTES = 32 * 2**20
-
-log = logging.getLogger(__name__)
 
 _GRACE_S = 20.0
 """Seconds after the time limit in which torch's own error is expected, before `joined` ends the process."""
@@ -172,23 +167,12 @@ def described_world(device: str = "auto") -> World:
             inconsistent.
     """
     rank, world_size, local_rank, local_world_size = described_ranks()
-    with warnings.catch_warnings(record=True) as said:  # torch tells once why it cannot use a GPU that is there
-        warnings.simplefilter("always")
-        available = device != "cpu" and torch.cuda.is_available()
-    reason = in_one_line(said[0].message).partition(" (Triggered")[0] if said else ""
+    available = device != "cpu" and torch.cuda.is_available()  # torch warns if it cannot use a GPU that is there
     if device == "cuda" and not available:
-        raise UserError(
-            f'train.device = "cuda", but torch sees no GPU here{reason and f" ({reason})"}: set it to "cpu" or '
-            '"auto", or see nvidia-smi.'
-        )
-    if reason and not available:
-        log.warning("torch cannot use this machine's GPU, and the CPU is used: %s", reason)
+        raise UserError('train.device = "cuda", but torch sees no GPU here: set it to "cpu" or "auto", see nvidia-smi')
     processes = max(local_world_size, local_rank + 1)  # a launcher may set LOCAL_RANK only
-    if available and processes > torch.cuda.device_count():  # on all ranks of this machine
-        raise UserError(
-            f"{processes} processes on this machine, but each sees {torch.cuda.device_count()} GPUs: start "
-            "torchrun with --nproc-per-node of at most that number, or add --set train.device=cpu"
-        )
+    if available and processes > (gpus := torch.cuda.device_count()):  # on all ranks of this machine
+        raise UserError(f"{processes} processes on this machine see {gpus} GPUs: start fewer, or set train.device=cpu")
     place = torch.device("cuda", local_rank) if available else torch.device("cpu")
     return World(rank, world_size, local_rank, place, local_world_size)
 
@@ -209,7 +193,7 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
             notice when the ranks connect, the process ends 20 s later, with a traceback of all threads.
 
     Raises:
-        UserError: the address of the ranks is missing in the environment.
+        UserError: ranks have different kinds of devices.
         RuntimeError: ranks did not come, or cannot connect to each other.
     """
     on_gpu = world.device.type == "cuda"
@@ -218,12 +202,6 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     if world.world_size == 1:
         yield
         return
-    missing = " and ".join(name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ)
-    if missing:
-        raise UserError(
-            f"WORLD_SIZE = {world.world_size} in the environment, but the ranks cannot meet ({missing} missing): "
-            "start them with torchrun, or unset WORLD_SIZE for a run of one process."
-        )
     if world.world_size > world.local_world_size:
         _choose_interface(os.environ["MASTER_ADDR"])
     # NCCL's sums overlap with the backward pass. By default its stream has the lowest priority, as the loader's.

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import WITH_PARTS, each_source
+from peclr_dali.pipelines.config import WITH_PARTS
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
@@ -63,7 +63,7 @@ def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[s
         UserError: as in `load_config`, or a key of the network is changed.
     """
     config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(run.config))
-    whole = [one.part == "evaluation" or one.source == "dexter_object" for one in each_source(config.data)]
+    whole = [one.part == "evaluation" or one.source == "dexter_object" for one in config.data]
     config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(run.config, whole))
     for name in ("encoder.name", "pose", "geometry.side_px"):
         now, was = (attrgetter(name)(each) for each in (config, run.config))
@@ -78,8 +78,7 @@ def _of_held_out(config: FinetuneConfig, whole: Sequence[bool] = ()) -> dict[str
     `whole`: for each source, whether it is not split. Files may replace the sources, so there may be more or fewer.
     """
     tables = to_dict(config)
-    sources = tables["data"] if isinstance(tables["data"], list) else [tables["data"]]
-    for number, source in enumerate(sources):
+    for number, source in enumerate(tables["data"]):
         source["label_fraction"] = 1.0
         if number < len(whole) and whole[number]:
             source["split"] = "all"
@@ -116,14 +115,13 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
 
     A source that the network was trained on has its own margin there; others have that of the first.
     """
-    margins = {(one.source, one.root): one.box_margin for one in each_source(run.config.data)}
+    margins = {(one.source, one.root): one.box_margin for one in run.config.data}
     sources = tuple(
-        dataclasses.replace(one, box_margin=margins.get((one.source, one.root), run.box_margin))
-        for one in each_source(config.data)
+        dataclasses.replace(one, box_margin=margins.get((one.source, one.root), run.box_margin)) for one in config.data
     )
     return dataclasses.replace(
         config,
-        data=sources if isinstance(config.data, tuple) else sources[0],
+        data=sources,
         geometry=run.config.geometry,
         pose=run.config.pose,
         encoder=run.config.encoder,
@@ -137,6 +135,6 @@ def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
         same(source) == same(trained)
         and (source.part == trained.part or source.source not in WITH_PARTS)
         and {source.split, trained.split} != {"train", "val"}
-        for source in each_source(config.data)
-        for trained in each_source(run.config.data)
+        for source in config.data
+        for trained in run.config.data
     )

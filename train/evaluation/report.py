@@ -20,7 +20,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from peclr_dali.errors.terminal import printable
-from peclr_dali.pipelines.config import each_source
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.evaluation.network_errors import Evaluation
 from peclr_dali.train.pose.inference import Poses
@@ -74,7 +73,7 @@ def results(
         "checkpoint": str(evaluation.run.path),
         "step": evaluation.run.step,
         "data": f"{evaluation.index.name}: {evaluation.index.root}",
-        "sources": [dataclasses.asdict(source) for source in each_source(evaluation.config.data)],
+        "sources": [dataclasses.asdict(source) for source in evaluation.config.data],
         "crop": crop,
         "alignment": "proper rotations" if proper_rotation else "reflections allowed, as FreiHAND's script",
         "images": len(evaluation.index),

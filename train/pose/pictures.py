@@ -17,6 +17,8 @@ from peclr_dali.train.runs.pictures import Image, draw_skeleton, log_axis, save_
 
 POSE_PX = 192
 """Side in pixels of each picture of a pose in predictions.png and worst.png."""
+PREDICTION_PX = 320
+"""The same in drawings of `predict`."""
 _BACKGROUND = 40
 
 
@@ -63,18 +65,44 @@ def pose_picture(poses: Poses, shown: int, labels: PoseLabels, sample: int, *, d
     empty.
     """
     image, row = poses.images[shown], int(poses.image_rows[shown])
-    large: Image = np.asarray(cv2.resize(image, (POSE_PX, POSE_PX), interpolation=cv2.INTER_CUBIC), np.uint8)
-    matrix = poses.source_to_view_px[row] * (POSE_PX / image.shape[0])
-    overlays = []
-    for keypoints_px in (labels.keypoints_px[sample], poses.keypoints_px[row]):
-        overlay = large.copy()
-        draw_skeleton(overlay, keypoints_px @ matrix[:, :2].T + matrix[:, 2])
-        overlays.append(overlay)
-    side = np.full_like(large, _BACKGROUND)
+    to_view = poses.source_to_view_px[row]
+    label, predicted = (
+        _overlay(image, to_view, points, POSE_PX) for points in (labels.keypoints_px[sample], poses.keypoints_px[row])
+    )
+    side = np.full_like(label, _BACKGROUND)
     if depth:
         true = labels.joints[sample].astype(np.float64) / float(labels.scale_m[sample])
         side = side_view(poses.joints[row], true if np.isfinite(true).all() else None, POSE_PX)
-    return np.concatenate([*overlays, side], axis=1)
+    return np.concatenate([label, predicted, side], axis=1)
+
+
+def prediction_pictures(
+    picture: Image, box_px: Floats, view: Image, source_to_view_px: Floats, keypoints_px: Floats, joints: Floats | None
+) -> list[Image]:
+    """Draw a prediction: the whole picture with the network's box, the network's view, and the pose from the side.
+
+    `picture` is (H, W, 3) and `view` (S, S, 3) RGB. `box_px` (x0, y0, x1, y1) and `keypoints_px` (K, 2) are in pixels
+    of the picture, `joints` (K, 3) in reference bones; None: without depths.
+    """
+    height, width, _ = picture.shape
+    scale = PREDICTION_PX / max(height, width)
+    size = max(1, round(scale * width)), max(1, round(scale * height))
+    x, y = ((PREDICTION_PX - length) // 2 for length in size)
+    whole = np.full((PREDICTION_PX, PREDICTION_PX, 3), _BACKGROUND, np.uint8)
+    whole[y : y + size[1], x : x + size[0]] = cv2.resize(picture, size, interpolation=cv2.INTER_AREA)
+    x0, y0, x1, y1 = np.rint(box_px * scale + [x, y, x, y]).clip(-1e4, 1e4).astype(int).tolist()
+    cv2.rectangle(whole, (x0, y0), (x1, y1), (255, 255, 255))
+    draw_skeleton(whole, keypoints_px * scale + [x, y])
+    shown = _overlay(view, source_to_view_px, keypoints_px, PREDICTION_PX)
+    return [whole, shown, *([] if joints is None else [side_view(joints, None, PREDICTION_PX)])]
+
+
+def _overlay(view: Image, source_to_view_px: Floats, keypoints_px: Floats, side_px: int) -> Image:
+    """A view (S, S, 3), enlarged, with the skeleton of keypoints (K, 2) in pixels of its source."""
+    large = np.asarray(cv2.resize(view, (side_px, side_px), interpolation=cv2.INTER_CUBIC), np.uint8)
+    matrix = source_to_view_px * (side_px / len(view))
+    draw_skeleton(large, keypoints_px @ matrix[:, :2].T + matrix[:, 2])
+    return large
 
 
 def side_view(joints: Floats, true: Floats | None, side_px: int) -> Image:

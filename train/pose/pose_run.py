@@ -14,7 +14,6 @@ from peclr_dali.errors.terminal import in_one_line
 from peclr_dali.models.encoders import make_encoder
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.models.weights import load_strictly
-from peclr_dali.pipelines.config import each_source
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
 
@@ -40,7 +39,7 @@ class PoseRun:
     @property
     def box_margin(self) -> float:
         """Factor of the box's side in training."""
-        return each_source(self.config.data)[0].box_margin
+        return self.config.data[0].box_margin
 
 
 def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:

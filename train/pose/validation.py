@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from peclr_dali.models.pose import PoseNetwork
-from peclr_dali.pipelines.config import each_source
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -32,10 +31,9 @@ class Validation:
 
 def load_validation(config: FinetuneConfig) -> Validation | None:
     """Load the validation split of the training sources; None if the run holds out no images."""
-    sources = each_source(config.data)
-    if config.validation.every_epochs == 0 or any(source.split != "train" for source in sources):
+    if config.validation.every_epochs == 0 or any(source.split != "train" for source in config.data):
         return None
-    index = load_index([dataclasses.replace(source, split="val", label_fraction=1.0) for source in sources])
+    index = load_index([dataclasses.replace(source, split="val", label_fraction=1.0) for source in config.data])
     return Validation(index, labels_to_learn(index))
 
 

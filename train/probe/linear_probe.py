@@ -20,17 +20,16 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.constants import constant_pose_errors
-from peclr_dali.train.pose.inference import canonical_loader
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.metrics import in_one_place, pose_tables
-from peclr_dali.train.probe.ridge import fit_ridge
+from peclr_dali.train.probe.features import canonical_batches
+from peclr_dali.train.probe.ridge import fit_ridge, poses_to_read
 
 log = logging.getLogger(__name__)
 
 Rows = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_CHUNK = 64  # views that pass the encoder together, so that a feature does not depend on the number of ranks
 _FITTED = 0.75
 _NEEDED = 8  # images, of which some are almost surely fitted to, and some measured
 _SHARE = 1 / 16  # of the images that are trained on between two probes
@@ -39,8 +38,7 @@ _SHARE = 1 / 16  # of the images that are trained on between two probes
 class Probe:
     """This rank's share of the labelled images, as canonical views in memory, and the targets of all images.
 
-    A target is a 2.5D pose: x and y of each keypoint, as fractions of the view's side, and its depth minus the root's,
-    over the reference bone's length. With the root's true depth, the pose becomes 3D.
+    A target is a 2.5D pose (`poses_to_read`). With the root's true depth, it becomes 3D.
 
     Args:
         index: the images.
@@ -55,37 +53,31 @@ class Probe:
 
     def __init__(self, index: Index, rows: Rows, fitted: Bools, config: Config, world: World) -> None:
         self._world, self._alpha, self._side_px = world, config.probe.ridge, config.geometry.side_px
-        self._keypoints, count = len(HAND), len(rows)
-        step_rows = _CHUNK * world.world_size
-        self._padded = -(-count // step_rows) * step_rows
         self._views: list[tuple[Tensor, Tensor]] = []  # positions, pixels
         labels, pose = PoseLabels.of(index), PoseConfig()
-        widths = [3 * self._keypoints, 9, 1, 1, 1]  # the parts of `known`
-        table = torch.zeros(self._padded, sum(widths), dtype=torch.float64)
+        widths = [3 * len(HAND), 9, 1, 1, 1]  # the parts of `known`
+        table = torch.zeros(len(rows), sum(widths), dtype=torch.float64)
 
         def load() -> None:
-            with canonical_loader(index, rows, _CHUNK, config, world) as loader:
-                for loaded in loader:
-                    batch = loaded.to(world.device)  # on a GPU the image is there already, and its matrix is not
-                    samples = batch.samples[:, 0]
-                    targets = labels.of_view(batch.views[0], samples, pose, torch.float64)
-                    known = [
-                        targets.keypoints_px / self._side_px, targets.relative_depth, targets.intrinsics,
-                        targets.root_depth, torch.from_numpy(labels.scale_m[samples.numpy()]),
-                        samples == torch.from_numpy(rows)[batch.positions % count],
-                    ]  # fmt: skip
-                    columns = [part.cpu().double().reshape(len(batch), -1) for part in known]
-                    table[batch.positions] = torch.cat(columns, dim=1)
-                    self._views.append((batch.positions, batch.views[0].image.cpu()))
+            for batch, kept in canonical_batches(index, rows, config, world):
+                samples = batch.samples[:, 0]
+                targets = labels.of_view(batch.views[0], samples, pose, torch.float64)
+                known = [
+                    poses_to_read(targets, self._side_px), targets.intrinsics, targets.root_depth,
+                    torch.from_numpy(labels.scale_m[samples.numpy()]), torch.ones(len(batch)),
+                ]  # fmt: skip
+                columns = [part.cpu().double().reshape(len(batch), -1) for part in known]
+                table[batch.positions[kept]] = torch.cat(columns, dim=1)[kept]
+                self._views.append((batch.positions[kept], batch.views[0].image.cpu()[kept]))
 
         on_all_ranks(world, load)
-        table = world.sum_(table)[:count]  # exact: every number but one of each sum is zero
+        table = world.sum_(table)  # exact: every number but one of each sum is zero
         targets, intrinsics, self._root_depth, self._scale_m, is_read = torch.split(table, widths, dim=1)
         self._intrinsics = intrinsics.reshape(-1, 3, 3)
         readable, chosen = is_read[:, 0] == 1, torch.from_numpy(fitted)
         self._fitted, self._measured = readable & chosen, readable & ~chosen
         self._in_3d = bool(targets[readable].isfinite().all())
-        self._targets = targets if self._in_3d else targets[:, : 2 * self._keypoints]
+        self._targets = targets if self._in_3d else self._in_2d(targets).flatten(1)
         self._constants = self._errors_of_constants() if self.usable else {}
 
     @property
@@ -134,20 +126,20 @@ class Probe:
             for _, image in self._views:
                 found.append(network.encoder(network.normalize(image.to(device))).double())
         network.train(training)
-        everything = torch.zeros(self._padded, found[0].shape[1], dtype=torch.float64, device=device)
+        everything = torch.zeros(len(self._targets), network.encoder.feature_dim, dtype=torch.float64, device=device)
         for (positions, _), features in zip(self._views, found, strict=True):
             everything[positions.to(device)] = features
-        return self._world.sum_(everything)[: len(self._targets)].cpu()
+        return self._world.sum_(everything).cpu()
 
     def _in_3d_m(self, table: Tensor, rows: Tensor) -> Tensor:
         """Convert 2.5D poses (M, 3 K) of the images at `rows`, M of which are true, to 3D poses (M, K, 3) in metres."""
-        depth = self._root_depth[rows] + table[:, 2 * self._keypoints :]
-        normalized = normalize_keypoints(self._side_px * self._in_2d(table), self._intrinsics[rows])
+        depth = self._root_depth[rows] + table[:, 2::3]
+        normalized = normalize_keypoints(self._side_px * (self._in_2d(table) + 0.5), self._intrinsics[rows])
         return back_project(normalized, depth) * self._scale_m[rows][:, :, None]
 
     def _in_2d(self, table: Tensor) -> Tensor:
-        """The 2D keypoints (M, K, 2), in sides of the view, of 2.5D poses."""
-        return table[:, : 2 * self._keypoints].reshape(len(table), -1, 2)
+        """The 2D keypoints (M, K, 2), in sides of the view, of 2.5D or 2D poses."""
+        return table.reshape(len(table), len(HAND), -1)[..., :2]
 
 
 def build_probe(index: Index, config: Config, world: World) -> Probe | None:

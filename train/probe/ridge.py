@@ -1,9 +1,11 @@
-"""Ridge regression in closed form."""
+"""Ridge regression in closed form, and what it learns to read from features."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from peclr_dali.train.pose.labels import PoseTargets
 
 
 def fit_ridge(features: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
@@ -28,3 +30,12 @@ def fit_ridge(features: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, 
     coefficients = torch.linalg.solve(gram, standardised.mT @ (targets - intercept))
     weight = (coefficients / deviation[:, None]).mT
     return weight, intercept - weight @ mean
+
+
+def poses_to_read(targets: PoseTargets, side_px: int) -> Tensor:
+    """2.5D poses (N, K, 3), as a linear head of `PoseNetwork` gives them.
+
+    x and y are from the middle of the view, in sides of it; the depth is minus the root's, over the reference bone's
+    length, NaN if it is not known.
+    """
+    return torch.cat([targets.keypoints_px / side_px - 0.5, targets.relative_depth[..., None]], dim=2)

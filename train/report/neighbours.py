@@ -12,12 +12,11 @@ import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.encoders import build_encoder
-from peclr_dali.pipelines.config import each_source, is_address
+from peclr_dali.pipelines.config import is_address
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.train.probe.features import Floats, Pixels, features_of_rows, trained_encoder
-from peclr_dali.train.report.charts import Picture, Section
+from peclr_dali.train.probe.features import Pixels, features_of_rows, trained_encoder
 from peclr_dali.train.report.contents import Run
-from peclr_dali.train.report.galleries import jpeg
+from peclr_dali.train.report.galleries import Picture, Section, jpeg
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
 from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.train.runs.pictures import Image
@@ -58,7 +57,7 @@ def neighbours(runs: Sequence[Run]) -> list[Section]:
 def _before_and_after(run: Run) -> tuple[int, int, list[Picture]]:
     """The step of the newest checkpoint, the number of images, and a picture for each query."""
     config = run.config
-    if any(is_address(source.root) for source in each_source(config.data)):
+    if any(is_address(source.root) for source in config.data):
         raise UserError("the images are at an address, and are not fetched for a picture")
     path = find_checkpoint(run.folder.root, "the folder of a run with a checkpoint")
     saved = load_checkpoint(path)
@@ -66,24 +65,18 @@ def _before_and_after(run: Run) -> tuple[int, int, list[Picture]]:
     rows = np.random.default_rng(0).permutation(len(index))[:SAMPLE]
     torch.manual_seed(config.run.seed)
     before = build_encoder(config.encoder, config.geometry.side_px).eval()
-    found = []
+    directions = []
     with progress_bar("nearest neighbours") as progress:
         for encoder in (before, trained_encoder(saved, str(path), config)):
             readable, features, views = features_of_rows(encoder, index, rows, config, progress)
-            found.append(features)
+            directions.append(features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12))
     places, group = np.flatnonzero(readable), index.groups[rows]
     pictures = []
     for query in places[:QUERIES]:
         others = places[group[places] != group[query]]
-        nearest = [nearest_by_angle(features, query, others) for features in found]
+        nearest = [others[np.argsort(-of[others] @ of[query], kind="stable")[:COUNT]] for of in directions]
         pictures.append(jpeg(_picture(views, query, nearest), "an image and its nearest neighbours"))
     return saved["step"], len(rows), pictures
-
-
-def nearest_by_angle(features: Floats, query: int, among: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The rows of `among` whose features (N, D) have the smallest angle to those of `query`, nearest first."""
-    directions = features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
-    return among[np.argsort(-directions[among] @ directions[query], kind="stable")[:COUNT]]
 
 
 def _picture(views: Pixels, query: int, nearest: Sequence[npt.NDArray[np.int64]]) -> Image:
@@ -100,10 +93,3 @@ def _picture(views: Pixels, query: int, nearest: Sequence[npt.NDArray[np.int64]]
             top, left = line * (SIDE_PX + GAP_PX), side_px + GAP_PX + place * (SIDE_PX + GAP_PX)
             picture[top : top + SIDE_PX, left : left + SIDE_PX] = shown(row, SIDE_PX)
     return picture
-
-
-def _shapes(keypoints_px: Floats, mirrored: npt.NDArray[np.bool_]) -> Floats:
-    """Keypoints (N, K, 2) without their position and size, left hands as right ones."""
-    shapes = keypoints_px - keypoints_px.mean(axis=1, keepdims=True)
-    shapes[mirrored, :, 0] *= -1
-    return np.asarray(shapes / np.linalg.norm(shapes, axis=(1, 2), keepdims=True), np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import each_source
+from peclr_dali.skeleton import FINGERS, HAND
 from peclr_dali.train.report import charts, galleries, numbers
 from peclr_dali.train.report.contents import Run, measured, read_runs
 from peclr_dali.train.report.neighbours import neighbours
@@ -30,78 +30,54 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
     if not runs and predictions is None:
         raise UserError("nothing to show: expected folders of runs, or --predictions. Name one")
     read = read_runs(runs)
-    lead: list[str] = []
-    table: list[numbers.TableRow] = []
-    facts: list[str] = []
-    errors: list[charts.Section] = []
-    worst: list[charts.Section] = []
-    try:
-        found = measured(read)
-        if found is not None:
-            lead, table, facts = numbers.in_words(found), numbers.table(found), numbers.facts(found)
-            errors, worst = [charts.error_charts(found)], galleries.largest_errors(found)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:  # a user may have edited metrics.json
-        files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
-        raise UserError(f"{' or '.join(files)} was not written by evaluate. Run evaluate again") from error
+    found = measured(read)
     sections = [
-        *errors,
+        *(galleries.errors(found) if found else []),
         *charts.pretraining_charts(read),
         *charts.finetuning_charts(read),
         *galleries.views(read),
         *([galleries.predictions(predictions)] if predictions else []),
         *galleries.held_out(read),
-        *worst,
+        *(galleries.largest_errors(found) if found else []),
         *neighbours(read),
     ]
-    here = Path(__file__).parent
     environment = Environment(
-        loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     page = environment.get_template("page.html").render(
-        title=title or _title(read),
-        lead=lead,
+        title=title or _title(read) or f"Predictions in {predictions}",
+        lead=numbers.in_words(found) if found else [],
         rendered=any(_is_rendered(run) for run in read),
         measured=found,
-        table=table,
-        facts=facts,
+        table=numbers.table(found) if found else [],
+        facts=numbers.facts(found) if found else [],
         sections=sections,
         runs=[(run, _summary(run)) for run in read],
+        fingers=[(name, f"rgb{colour}") for name, (_, colour) in zip(FINGERS, HAND.limbs, strict=True)],
     )
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, page)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out") from error
+    write_text(out, page)
 
 
 def _title(runs: Sequence[Run]) -> str:
     """Says what was run, such as "Pre-training demo; fine-tuning pre-trained, from scratch"."""
     kinds = list(dict.fromkeys(run.kind for run in runs))
     words = "; ".join(f"{kind} {', '.join(run.name for run in runs if run.kind == kind)}" for kind in kinds)
-    return words[:1].upper() + words[1:] or "Predictions"
+    return words[:1].upper() + words[1:]
 
 
 def _is_rendered(run: Run) -> bool:
     """Whether a run's images are of `make-data`."""
     return any(
-        source.source == "freihand" and (Path(source.root) / "dataset.json").exists()
-        for source in each_source(run.config.data)
+        source.source == "freihand" and (Path(source.root) / "dataset.json").exists() for source in run.config.data
     )
 
 
-def _summary(run: Run) -> dict[str, str]:
-    """Short facts about a run."""
-    config, rows = run.config, run.rows
-    sources = []
-    for source in each_source(config.data):
-        labels = f", {100 * source.label_fraction:g} % of the labels" if run.kind == "fine-tuning" else ""
-        sources.append(f"{source.root}, {source.split}{labels}")
-    images_per_s, waited = (float(np.median([row[key] for row in rows])) for key in ("images_per_s", "wait_share"))
-    return {
-        "folder": str(run.folder.root),
-        "data": "; ".join(sources),
-        "encoder": f"{config.encoder.name} from {config.encoder.weights}",
-        "steps": f"{rows[-1]['step']} of {config.train.batch} images, {rows[-1]['epoch']:.3g} epochs",
-        "speed": f"{images_per_s:.0f} images/s, {waited:.1%} of the time waiting for data",
-        "loss": f"{rows[0]['loss']:.3f} to {rows[-1]['loss']:.3f}",
-    }
+def _summary(run: Run) -> str:
+    config, last = run.config, run.rows[-1]
+    images_per_s, waited = (float(np.median([row[key] for row in run.rows])) for key in ("images_per_s", "wait_share"))
+    return (
+        f"{run.folder.root}: {config.encoder.name} from {config.encoder.weights}, {last['step']} steps of "
+        f"{config.train.batch} images ({last['epoch']:.3g} epochs), {images_per_s:.0f} images/s; "
+        f"{waited:.1%} of the time the loop waited for data."
+    )

@@ -13,7 +13,7 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.config import DataConfig, each_source
+from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.distributed.world import World
 from peclr_dali.writing import write_text
@@ -26,10 +26,10 @@ class BadFiles:
     rank 0 then rewrites `file`, quarantine.jsonl, with a row for each bad file, the most frequent first.
     """
 
-    def __init__(self, index: Index, data: DataConfig | Sequence[DataConfig], file: Path, world: World) -> None:
+    def __init__(self, index: Index, data: Sequence[DataConfig], file: Path, world: World) -> None:
         self._index, self._file, self._world = index, file, world
         self._names = [source.name for source in index.sources] or [index.name]
-        self._limits = [source.max_bad_share for source in each_source(data)]
+        self._limits = [source.max_bad_share for source in data]
         self._ends = np.cumsum(index.counts)
         self._used = np.zeros(len(self._ends), np.int64)  # of this rank, since the last sum, from each source
         self._met: Counter[int] = Counter()  # the same: how often each bad row was met

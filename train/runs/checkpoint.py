@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import re
 import time
@@ -75,23 +74,23 @@ class Checkpoints:
         Raises:
             UserError: there are checkpoints, but all are damaged. Starting anew would lose work without asking.
         """
-        damaged: list[Path] = []
-        for path in reversed(self.paths()):
+        paths = self.paths()
+        while paths:
             try:
-                load_checkpoint(path)
+                load_checkpoint(paths[-1])
+                break
             except DamagedCheckpoint:
-                damaged.append(path)
-                continue
-            for other in damaged:
-                log.warning("%s is incomplete or damaged: using %s instead", other, path.name)
-                other.rename(other.with_suffix(".torn"))
-            return path
-        if damaged:
+                paths.pop()
+        damaged = self.paths()[len(paths) :]
+        if damaged and not paths:
             raise UserError(
-                f"{self.folder} holds no usable checkpoint: {damaged[0]} and all others are damaged, or not "
+                f"{self.folder} holds no usable checkpoint: {damaged[-1]} and all others are damaged, or not "
                 f"checkpoints. Restore one of them, or start a new run with --set run.out=..."
             )
-        return None
+        for path in damaged:
+            log.warning("%s is incomplete or damaged: using %s instead", path, paths[-1].name)
+            path.rename(path.with_suffix(".torn"))
+        return paths[-1] if paths else None
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Write the state after `step` steps. A crash or an OSError does not change the older checkpoints."""
@@ -259,28 +258,16 @@ def _load_safetensors(path: Path) -> Any:
             raise _foreign(path, "it holds tensors without a run's configuration")
         state = dict(parse_json(metadata))
         network = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    if state.pop("sha256", None) != sha256_of(network):
-        raise UserError(f"{path} is damaged: its tensors do not have their checksum. Download it, or export it, again")
     return {**state, "network": network}
-
-
-def sha256_of(tensors: Mapping[str, Tensor]) -> str:
-    """Checksum of the names and values of tensors."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
-    return digest.hexdigest()
 
 
 def _checked(path: Path, state: Any) -> dict[str, Any]:
     """What a checkpoint's file holds, if that is a checkpoint; else a `UserError`."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise _foreign(path, f"it has no format {FORMAT}")
-    missing = [part for part in ("step", "config", "network") if part not in state]
-    missing += [table for table in ("encoder", "geometry") if not missing and table not in state["config"]]
-    if missing:
-        raise _foreign(path, f"it has no {missing[0]}")
+    parts = {"step", "config", "network"} - state.keys() or {"encoder", "geometry"} - state["config"].keys()
+    if parts:
+        raise _foreign(path, f"it has no {min(parts)}")
     require_finite(state["network"], str(path))
     return state
 

@@ -8,24 +8,23 @@ import os
 import platform
 import subprocess
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from filelock import FileLock, Timeout
 
-from peclr_dali import __version__
 from peclr_dali.errors import UserError
 from peclr_dali.shipped import PACKAGE
 from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config, read_toml
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.config.tables import first_difference, to_toml
 from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS, Checkpoints
-from peclr_dali.writing import remove_leftovers, write_text
+from peclr_dali.writing import write_text
 
 log = logging.getLogger(__name__)
 
@@ -100,17 +99,13 @@ class RunFolder:
             raise UserError(
                 f"run.out = {self.root} holds a run already: continue it with --resume auto, or {elsewhere}"
             )
-        if saved:
-            try:
-                difference = first_difference(tomllib.loads(self.config_file.read_text()), config)
-            except ValueError as error:
-                raise UserError(f"{self.config_file} cannot be read: {error}. Restore it, or {elsewhere}") from error
-            if difference is not None:
-                raise UserError(
-                    f"{self.config_file} is of another run: {difference}. Resume with the configuration that it was "
-                    f"started with, or {elsewhere}"
-                )
-        remove_leftovers(path for path in vars(self).values() if isinstance(path, Path) and path != self.root)
+        if saved and (difference := first_difference(self.read_config(), config)) is not None:
+            raise UserError(
+                f"{self.config_file} is of another run: {difference}. Resume with the configuration that it was "
+                f"started with, or {elsewhere}"
+            )
+        for left_by_a_kill in self.root.glob("*.part"):
+            left_by_a_kill.unlink()
         found = self.checkpoints.latest_undamaged()
         if found is None:
             log.warning("%s holds a run without a checkpoint: starting anew, its logs are dropped", self.root)
@@ -137,6 +132,11 @@ class RunFolder:
                 path.rename(path.with_suffix(".earlier"))
             elif Checkpoints.step_of(path) > step:
                 path.unlink()
+
+    def read_config(self) -> Config | FinetuneConfig:
+        """The configuration of the run. Errors as in `load_config`."""
+        kind: type[Config | FinetuneConfig] = FinetuneConfig if "pose" in read_toml(self.config_file) else Config
+        return load_config(kind, [self.config_file], [])
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl."""
@@ -171,7 +171,9 @@ def _commit() -> str:
     """The checkout's commit, marked if files other than the rows of measurements have changed; or the release."""
     checkout = PACKAGE.parent
     if not (checkout / ".git").exists():  # installed, perhaps below somebody else's checkout
-        return __version__
+        with suppress(PackageNotFoundError):  # a checkout from a ZIP
+            return version("peclr-dali")
+        return "unknown"
 
     def git(*words: str) -> str:
         return subprocess.check_output(["git", *words], cwd=checkout, stderr=subprocess.DEVNULL, text=True, timeout=10)

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from peclr_dali.errors import UserError
+from peclr_dali.parsing import regular
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.skeleton import HAND
@@ -32,6 +33,7 @@ def draw_skeleton(image: Image, keypoints_px: npt.NDArray[np.floating], *, grey:
     Each finger has its colour, or all are `grey`. Unknown keypoints (NaN) are left out.
     """
     shift = 4  # OpenCV draws at sixteenths of a pixel, with 0 at a pixel's centre
+    thick = max(1, round(max(image.shape) / 200))
     known = np.isfinite(keypoints_px).all(axis=1)
 
     def at(keypoint: int) -> tuple[int, int]:
@@ -42,10 +44,10 @@ def draw_skeleton(image: Image, keypoints_px: npt.NDArray[np.floating], *, grey:
         shown = colour if grey is None else (grey, grey, grey)
         for start, end in itertools.pairwise(chain):
             if known[start] and known[end]:
-                cv2.line(image, at(start), at(end), shown, 1, cv2.LINE_AA, shift)
+                cv2.line(image, at(start), at(end), shown, thick, cv2.LINE_AA, shift)
         for keypoint in chain[1:]:
             if known[keypoint]:
-                cv2.circle(image, at(keypoint), 2 << shift, shown, cv2.FILLED, cv2.LINE_AA, shift)
+                cv2.circle(image, at(keypoint), 2 * thick << shift, shown, cv2.FILLED, cv2.LINE_AA, shift)
 
 
 def shown_side_px(side_px: int) -> int:
@@ -115,19 +117,21 @@ def level_line(axes: Axes, y: float, words: str, colour: str) -> None:
 
 
 def read_picture(path: Path) -> Image | None:
-    """A picture (H, W, 3) RGB; None if it cannot be read. A pipe, which might never end, is not opened."""
-    read = cv2.imread(str(path)) if path.is_file() else None
-    return None if read is None else np.ascontiguousarray(read[..., ::-1], np.uint8)
+    """A picture (H, W, 3) RGB as displayed; None if it cannot be read. A pipe, which might never end, is not opened."""
+    try:
+        decoded = cv2.imdecode(np.frombuffer(regular(path).read_bytes(), np.uint8), cv2.IMREAD_COLOR)
+    except (OSError, cv2.error):  # OpenCV's of an empty file, and of more pixels than it allows
+        return None
+    return None if decoded is None else np.ascontiguousarray(decoded[..., ::-1], np.uint8)
 
 
 def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:
-    """Read the pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote; OSError if it is not such a
-    sheet."""
+    """Read the pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote. Another file is a `UserError`."""
     sheet = read_picture(path)
-    if sheet is None:
-        raise OSError(f"{path} could not be read")
-    if (sheet.shape[0] - _GAP_PX) % (height + _GAP_PX) or (sheet.shape[1] - _GAP_PX) % (width + _GAP_PX):
-        raise OSError(f"{path} holds no pictures of {width} x {height} pixels")
+    if sheet is None or any(
+        (length - _GAP_PX) % (cell + _GAP_PX) for length, cell in zip(sheet.shape, (height, width), strict=False)
+    ):
+        raise UserError(f"{path} holds no pictures of {width} x {height} pixels. Run the command that wrote it again")
     return [cell for cell in _cells(sheet, height, width) if not (cell == 255).all()]
 
 

@@ -1,20 +1,18 @@
-"""Measures free memory and the memory of autograd graphs, and refuses networks that do not fit."""
+"""Measures free memory and the memory of autograd graphs."""
 
 from __future__ import annotations
 
 import math
 import re
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
-from peclr_dali.errors import UserError
-from peclr_dali.errors.terminal import as_size
-from peclr_dali.machine.control_groups import groups, read
+from peclr_dali.machine.cores import control_groups, read
 from peclr_dali.train.distributed.world import World
 
 _BLOCK_BYTES = 512
@@ -46,47 +44,16 @@ def free_bytes(world: World, headroom_bytes: int = 0) -> int:
 
 def free_in_control_groups(system: Path = Path("/")) -> float:
     """Smallest number of free bytes among this process's control group and those above it; infinity without a limit."""
-    return min((_free_in(group) for group in groups("memory", system)), default=math.inf)
+    return min((_free_in(group) for group in control_groups(system)), default=math.inf)
 
 
 def _free_in(group: Path) -> float:
     """Free bytes of a group, its page cache among them; infinity if it has no limit that can be read."""
     limit, used, cache = (read(group / f"memory.{name}") for name in ("max", "current", "stat"))
-    prefix = ""
-    if not limit:  # version 1
-        limit, used = (read(group / f"memory.{name}_in_bytes") for name in ("limit", "usage"))
-        prefix = "total_"
     if not (limit.isdecimal() and used.isdecimal()):
         return math.inf
-    files = re.findall(rf"^{prefix}(?:active|inactive)_file (\d+)$", cache, re.MULTILINE)
+    files = re.findall(r"^(?:active|inactive)_file (\d+)$", cache, re.MULTILINE)
     return int(limit) - int(used) + sum(map(int, files))
-
-
-def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: World, keys: Mapping[str, str]) -> None:
-    """Refuse a network whose weights, gradients and Adam's two moments do not fit into the free memory.
-
-    Args:
-        build: makes the network with random weights. It is called on torch's meta device, which needs no memory.
-        dtype: type of the parameters.
-        world: rank and device of this process.
-        keys: result of `TrainingState.size_keys`, for the `UserError`.
-    """
-    with torch.device("meta"):
-        parts = dict(build().named_children())
-    needed = {name: _values_in_training(part) * dtype.itemsize for name, part in parts.items()}
-    total, free = sum(needed.values()), free_bytes(world)
-    if total > free:
-        largest = max(keys, key=lambda name: needed[name])
-        raise UserError(
-            f"{keys[largest]}: the network needs {as_size(total)} of memory on {world.device} (weights, gradients and "
-            f"Adam's two moments), {as_size(needed[largest])} of it for this key, and {as_size(free)} are free. Choose "
-            f"a smaller network, or give the process more memory"
-        )
-
-
-def _values_in_training(part: nn.Module) -> int:
-    weights = sum(weight.numel() * (4 if weight.requires_grad else 1) for weight in part.parameters())
-    return weights + sum(buffer.numel() for buffer in part.buffers())
 
 
 def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:

@@ -7,7 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -100,14 +100,6 @@ class Lars(torch.optim.Optimizer):
             torch._foreach_mul_(gradients, factor.unbind())
 
 
-def describe(optimizer: torch.optim.Optimizer) -> str:
-    """The optimiser in words, such as "LARS around torch's Adam, fused"."""
-    if isinstance(optimizer, Lars):
-        return f"LARS around {describe(optimizer.inner)}"
-    kind = type(optimizer)
-    return f"{kind.__module__.split('.')[0]}'s {kind.__name__}{', fused' if optimizer.defaults.get('fused') else ''}"
-
-
 def build_optimizer(
     config: OptimConfig,
     named_parameters: Iterable[tuple[str, Parameter]],
@@ -123,7 +115,7 @@ def build_optimizer(
         undecayed: further parameters that do not decay.
 
     Raises:
-        UserError: apex is asked for and cannot be used.
+        UserError: apex is asked for and is not installed.
     """
     decayed: list[Parameter] = []
     exempt: list[Parameter] = []
@@ -136,9 +128,7 @@ def build_optimizer(
         if parameters
     ]
     lr = config.lr if config.lr is not None else config.lr_per_sqrt_image * math.sqrt(batch)
-    on_gpu = all(parameter.is_cuda for parameter in decayed + exempt)
-    adam = _build_adam(config.backend, groups, lr, on_gpu)
-    adam.register_load_state_dict_pre_hook(_adapt_state)
+    adam = _apex_adam(groups, lr) if config.backend == "apex" else torch.optim.Adam(groups, lr=lr, fused=True)
     least_dims = 2 if config.lars == "weights" else 0
     return Lars(adam, config.trust_coefficient, config.clip, config.eps, least_dims=least_dims)
 
@@ -164,47 +154,12 @@ def _is_exempt(config: OptimConfig, name: str, parameter: Parameter) -> bool:
     return parameter.ndim < 2  # in our networks these are the biases and the norms' scales and shifts, and all of them
 
 
-def _build_adam(
-    backend: Literal["auto", "torch", "apex"], groups: list[dict[str, Any]], lr: float, on_gpu: bool
-) -> torch.optim.Optimizer:
-    if backend == "apex" or (backend == "auto" and on_gpu):
-        try:
-            return cast(torch.optim.Optimizer, importlib.import_module("apex.optimizers").FusedAdam(groups, lr=lr))
-        except (ImportError, AttributeError, RuntimeError) as error:  # absent, PyPI's namesake, or without its kernels
-            if backend == "apex":
-                raise UserError(
-                    f'optim.backend = "apex", but NVIDIA apex\'s FusedAdam cannot be used here ({error}): '
-                    "it is not on PyPI; clone https://github.com/NVIDIA/apex and run 'APEX_CPP_EXT=1 APEX_CUDA_EXT=1 "
-                    'pip install --no-build-isolation .\' in it with a CUDA toolkit, or set optim.backend = "torch".'
-                ) from error
-    return torch.optim.Adam(groups, lr=lr, fused=True)
-
-
-def _adapt_state(adam: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any] | None:
-    """Convert a state of torch's Adam for apex's FusedAdam, or the reverse; None if it has the form of `adam`.
-
-    torch counts steps for each tensor, apex for each group, and each has options that the other lacks. An option that
-    would change the steps is a `UserError`.
-    """
-    to_apex = "bias_correction" in adam.defaults
-    if to_apex == ("bias_correction" in saved["param_groups"][0]):
-        return None
-    state = {index: dict(entries) for index, entries in saved["state"].items()}
-    groups = []
-    for group in saved["param_groups"]:
-        for option, common in {"bias_correction": True, "amsgrad": False, "maximize": False}.items():
-            if group.get(option, common) != common:
-                raise UserError(f"{describe(adam)} cannot continue with {option} = {group[option]}")
-        kept = {key: group[key] for key in ("params", "initial_lr", *adam.defaults) if key in group}
-        entries = [state[index] for index in group["params"] if index in state]
-        if to_apex:
-            steps = sorted({int(entry.pop("step")) for entry in entries})
-            if len(steps) > 1:
-                raise UserError(f"{describe(adam)} cannot continue with tensors of different steps: {steps}")
-            if steps:
-                kept["step"] = steps[0]
-        else:
-            for entry in entries:
-                entry["step"] = torch.tensor(float(group["step"]))
-        groups.append({**adam.defaults, **kept})
-    return {"state": state, "param_groups": groups}
+def _apex_adam(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+    try:
+        fused_adam = importlib.import_module("apex.optimizers").FusedAdam
+    except ImportError as error:
+        raise UserError(
+            f'optim.backend = "apex", but {error}: build NVIDIA apex from https://github.com/NVIDIA/apex (the package '
+            'of this name on PyPI is another one), or set optim.backend = "torch"'
+        ) from error
+    return cast(torch.optim.Optimizer, fused_adam(groups, lr=lr))

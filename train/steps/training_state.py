@@ -17,7 +17,6 @@ from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.steps.memory import require_memory
 from peclr_dali.train.steps.optim import learning_rate_factor
 from peclr_dali.train.steps.stopwatch import Stopwatch
 
@@ -55,19 +54,18 @@ class TrainingState(ABC, Generic[N, R]):
         own_work: times this rank's own work in a step, without waiting for other ranks.
 
     Raises:
-        UserError: the network does not fit into memory, or its starting weights cannot be used.
+        UserError: the starting weights cannot be used.
     """
 
     own_work: Stopwatch
 
     def __init__(self, config: Config | FinetuneConfig, world: World, steps_per_epoch: int, *, fresh: bool) -> None:
         self.world, train = world, config.train
-        random = dataclasses.replace(config.encoder, weights="random")
         self.precision = resolve_precision(config, world.device)
         self.dtype, self.autocast_dtype = PRECISIONS[self.precision]
         self.total_steps = train.epochs * steps_per_epoch
-        require_memory(lambda: self.build_network(random), self.dtype, world, self.size_keys())
-        self.network = self.build_network(config.encoder if fresh else random).to(world.device, self.dtype)
+        encoder = config.encoder if fresh else dataclasses.replace(config.encoder, weights="random")
+        self.network = self.build_network(encoder).to(world.device, self.dtype)
         layout = torch.channels_last if train.channels_last else torch.contiguous_format
         for parameter in self.network.parameters():
             if parameter.ndim == 4:  # some models of timm have kernels of rank 5, which have no such layout
@@ -82,10 +80,6 @@ class TrainingState(ABC, Generic[N, R]):
     @abstractmethod
     def build_network(self, encoder: EncoderConfig) -> N:
         """The network of the configuration, with this encoder's weights."""
-
-    @abstractmethod
-    def size_keys(self) -> dict[str, str]:
-        """Part of the network -> the key, with its value, that determines the part's size."""
 
     @abstractmethod
     def build_optimizer(self) -> torch.optim.Optimizer:
@@ -139,19 +133,10 @@ class TrainingState(ABC, Generic[N, R]):
         """Load a checkpoint's `state_dict` and step. Any kind of error may be raised if it does not fit."""
         self.network.load_state_dict(saved["network"])
         self.optimizer.load_state_dict(saved["optimizer"])
-        for group in self.optimizer.param_groups:
-            if not all(isinstance(group[key], float) for key in ("lr", "initial_lr", "weight_decay")):
-                raise TypeError("a learning rate or weight decay that is not a number")
-        for parameter, moments in self.optimizer.state.items():
-            for name, value in moments.items():
-                if not isinstance(value, Tensor) or value.shape not in (parameter.shape, ()):
-                    raise ValueError(f"{name} of the optimiser does not fit a tensor of {tuple(parameter.shape)}")
         if saved["scaler"]:
             self.scaler.load_state_dict(saved["scaler"])
         self.steps_done = saved["step"]
         self.scheduler.load_state_dict(saved["scheduler"])
-        if self.steps_done < 0 or self.scheduler.last_epoch != self.steps_done:
-            raise ValueError(f"step {self.steps_done}, but {self.scheduler.last_epoch} steps of the learning rate")
 
 
 def compiled(forward: M, on: bool) -> M:

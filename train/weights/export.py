@@ -19,10 +19,9 @@ from peclr_dali.errors import UserError
 from peclr_dali.models.encoders import make_encoder
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.models.weights import encoder_state
-from peclr_dali.pipelines.config import each_source
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, random_views
-from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint, sha256_of
+from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint
 from peclr_dali.writing import refuse_inputs, whole_file, write_bytes
 
 OPSET: Final = 18  # onnxruntime 1.14 and later support it
@@ -69,14 +68,14 @@ def export_network(source: Path, out: Path) -> str:
     refuse_inputs(out, [run.path])
     learnt = dict(run.network.named_parameters())
     state = {key: _halved(value) if key in learnt else value for key, value in run.network.state_dict().items()}
-    geometry, data = run.config.geometry, each_source(run.config.data)[0]
+    geometry, data = run.config.geometry, run.config.data[0]
     config = {
         "encoder": {"name": run.config.encoder.name},
         "pose": dataclasses.asdict(run.config.pose),
         "geometry": {"side_px": geometry.side_px, "fill": geometry.fill, "antialias": geometry.antialias},
         "data": {"source": data.source, "root": data.root, "box": data.box, "box_margin": data.box_margin},
     }
-    about = {"format": FORMAT, "step": run.step, "config": config, "depth": run.depth, "sha256": sha256_of(state)}
+    about = {"format": FORMAT, "step": run.step, "config": config, "depth": run.depth}
     save_tensors(state, out, {METADATA_KEY: json.dumps(about)})
     return f"{run.config.encoder.name} with its pose head of {run.path}, {out.stat().st_size / 1e6:.1f} MB"
 

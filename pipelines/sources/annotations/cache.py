@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,8 +34,7 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     Raises:
         UserError: a file or folder is missing or unreadable.
     """
-    stamps = [stamp for file in files for stamp in _stamps(file)]
-    key = hashlib.blake2b(repr((name, stamps)).encode(), digest_size=12).hexdigest()
+    key = hashlib.blake2b(repr((name, list(map(_stamps, files)))).encode(), digest_size=12).hexdigest()
     entry = user_cache() / "peclr-dali" / f"{name}-{key}.npz"
     try:
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
@@ -55,14 +53,9 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     return tables
 
 
-def _stamps(file: Path) -> list[tuple[str, str, int, int]]:
-    """Path, name, size and time of modification of a file; of a folder, those of its files too.
-
-    A folder's own time does not change when one of its files is written in place.
-    """
-    with dataset_file(file, "the dataset's annotations", "Check data.root, or unpack the dataset again."):
-        found = {"": file.stat()}
-        if file.is_dir():
-            with os.scandir(file) as entries:
-                found |= {entry.name: entry.stat() for entry in entries if entry.is_file()}
-        return [(str(file.resolve()), name, one.st_size, one.st_mtime_ns) for name, one in sorted(found.items())]
+def _stamps(path: Path) -> list[tuple[str, int, int]]:
+    """Path, size and time of modification of a file; of a folder, those of its files too, which may change in place."""
+    with dataset_file(path, "the dataset's annotations", "Check data.root, or unpack the dataset again."):
+        files = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
+        stats = ((str(file.resolve() if file is path else file), file.stat()) for file in files)
+        return [(name, one.st_size, one.st_mtime_ns) for name, one in stats]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import codecs
+import csv
+import io
+import unicodedata
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +47,48 @@ def read_json_array(file: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float6
     """
     numbers = f"{' x '.join(map(str, shape))} finite numbers" if shape else "one finite number"
     with dataset_file(file, f"a JSON list with {numbers} for each pose or frame") as path:
-        array = as_numbers(from_json(path.read_bytes()))  # faster than the json module
+        array = as_numbers(from_json(path.read_bytes().removeprefix(codecs.BOM_UTF8)))  # faster than the json module
         if array is not None and array.shape[1:] == (1,) and not shape:
             array = array[:, 0]
         if array is None or not array.ndim or array.shape[1:] != shape or not np.isfinite(array).all():
             raise ValueError("other values")
         return array
+
+
+def csv_rows(file: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The place of each row of a CSV file, for messages, and its cells by the names in the header, "" if missing.
+
+    Raises:
+        UserError: the header lacks one of some `columns`.
+    """
+    lines = csv.reader(io.StringIO(text, newline=""))
+    header = [cell.strip() for cell in next(lines, [])]
+    if not {*header} >= {*columns}:
+        raise UserError(
+            f"{file}: line 1 is {','.join(header)[:80]!r}; expected a header with the columns {','.join(columns)}, "
+            "separated by commas. Write it, and the rows below it."
+        )
+    for cells in filter(None, lines):
+        yield f"{file}, line {lines.line_num}", dict(zip_longest(header, cells[: len(header)], fillvalue=""))
+
+
+def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """The place of each annotation in COCO's JSON format, for messages, the annotation, and the entry of its image.
+
+    Raises:
+        UserError: an annotation is of an image that the file does not list.
+    """
+    image_of = {image["id"]: image for image in content["images"]}
+    for number, one in enumerate(content["annotations"]):
+        place = f"{file}, annotation {number}"
+        if one["image_id"] not in image_of:
+            raise UserError(
+                f"{place}: none of the {len(image_of)} images has the id {str(one['image_id'])[:80]!r}. Use images and "
+                "annotations of one file, or remove this one."
+            )
+        yield place, one, image_of[one["image_id"]]
+
+
+def plain_name(name: str) -> str:
+    """A file's name in the form in which names are compared: Unicode's NFC, and without "./" before it."""
+    return unicodedata.normalize("NFC", name.removeprefix("./"))

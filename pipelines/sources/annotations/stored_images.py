@@ -26,23 +26,16 @@ def stored_images(root: Path, stems: Iterable[str]) -> list[str | None]:
 
     One folder's listing is in memory at a time.
     """
-    rows_of = defaultdict[str, list[int]](list)
-    names = list[str]()
+    rows_of = defaultdict[str, list[tuple[int, str]]](list)
     for row, stem in enumerate(stems):
-        folder, _, name = stem.rpartition("/")
-        rows_of[folder].append(row)
-        names.append(name)
-    stored: list[str | None] = [None] * len(names)
+        rows_of[stem.rpartition("/")[0]].append((row, stem))
+    stored: list[str | None] = [None] * sum(map(len, rows_of.values()))
     for folder, rows in rows_of.items():
         try:
-            listing = frozenset(os.listdir(root / folder))  # noqa: PTH208  half the cost of iterdir
+            within = f"{folder}/" if folder else ""
+            listing = {within + name for name in os.listdir(root / folder)}  # noqa: PTH208  half the cost of iterdir
         except OSError:
             continue
-        within = folder and folder + "/"
-        for row in rows:
-            stem = names[row]
-            for ending in ENDINGS:
-                if (name := stem + ending) in listing:
-                    stored[row] = within + name
-                    break
+        for row, stem in rows:
+            stored[row] = next((stem + ending for ending in ENDINGS if stem + ending in listing), None)
     return stored

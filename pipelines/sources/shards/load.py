@@ -10,8 +10,7 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, box_file, is_address
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, LazyNames
-from peclr_dali.pipelines.samples.store import Store
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, Store
 from peclr_dali.pipelines.sources.boxes import with_boxes
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE, TARGET, TarIndex, parse_index
 from peclr_dali.pipelines.sources.shards.tar_stores import Folder, LocalTars, RemoteTars
@@ -45,7 +44,7 @@ def load_shards(config: DataConfig) -> Index:
     index = Index(
         name=tars.name,
         root=Path(config.root),
-        paths=LazyNames(len(tars), tars.sample_name),
+        paths=tars.names(),
         box_px=labels.get("box_px", np.tile(np.array(WHOLE_IMAGE, np.float32), (len(tars), 1))),
         keypoints_px=labels.get("keypoints_px"),
         mirror=labels.get("mirror"),

@@ -22,6 +22,12 @@ from peclr_dali.pipelines.sources.shards.tar_index import TarIndex, label_arrays
 _AT_ONCE: Final = 256
 """Images that are read ahead of the writer."""
 
+_ENDING_OF: Final = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}
+"""By the first byte of an image."""
+
+Place = tuple[bytes, int, int, int]
+"""An image's name, the number of its tar file, its offset and size there."""
+
 Progress = Callable[[int, int], None]
 
 
@@ -66,10 +72,8 @@ def pack(
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        packer = _Packer(index, unfinished, workers, progress)
-        for first in range(0, len(index), per_tar):
-            packer.write_tar(range(first, min(first + per_tar, len(index))))
-        packed = packer.finish(chosen or {})
+        with ThreadPoolExecutor(workers) as pool:
+            packed = _write(index, unfinished, per_tar, pool, progress, chosen or {})
         if out.is_dir():
             out.rmdir()
         unfinished.rename(out)
@@ -80,57 +84,45 @@ def pack(
     return packed
 
 
-class _Packer:
-    """Writes tar files, one after the other; the arguments are those of `pack`."""
+def _write(
+    index: Index, folder: Path, per_tar: int, pool: ThreadPoolExecutor, progress: Progress, chosen: Mapping[str, Any]
+) -> Packed:
+    """Write the tar files, one after the other, and their index. Equal images give equal bytes: no times, no owners."""
 
-    def __init__(self, index: Index, folder: Path, workers: int, progress: Progress) -> None:
-        self._index, self._folder, self._progress = index, folder, progress
-        self._pool = ThreadPoolExecutor(workers)
-        self._rows: list[int] = []
-        self._places: list[tuple[bytes, int, int, int]] = []  # name, tar, offset, size
-        self._tars: list[Path] = []
-        self._left_out: dict[str, str] = {}
-
-    def write_tar(self, rows: Sequence[int]) -> None:
-        """Write the next tar file. Equal images give equal bytes: no times and no owners."""
-        file = self._folder / f"shard-{len(self._tars):06d}.tar"
-        with tarfile.open(file, "x:", format=tarfile.USTAR_FORMAT) as tar:
-            for some in (rows[first : first + _AT_ONCE] for first in range(0, len(rows), _AT_ONCE)):
-                for row, data in zip(some, self._pool.map(self._read, some), strict=True):
-                    if isinstance(data, Exception):
-                        self._left_out[str(self._index.path(row))] = str(data)
-                        continue
-                    ending = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}[data[:1]]
-                    member = tarfile.TarInfo(f"{row:09d}.{ending}")
-                    member.size = len(data)
-                    offset = tar.offset + tarfile.BLOCKSIZE
-                    tar.addfile(member, BytesIO(data))
-                    self._places.append((member.name.encode(), len(self._tars), offset, len(data)))
-                    self._rows.append(row)
-                self._progress(some[-1] + 1, len(self._index))
-        self._tars.append(file)
-
-    def _read(self, row: int) -> bytes | Exception:
+    def read(row: int) -> bytes | Exception:
         try:
-            data = self._index.read(row)
+            data = index.read(row)
             check_image(data)
         except (OSError, BadImage) as error:
             return error
         return data
 
-    def finish(self, chosen: Mapping[str, Any]) -> Packed:
-        """Write the index."""
-        self._pool.shutdown()
-        if not self._rows:
-            path, reason = next(iter(self._left_out.items()))
-            raise UserError(
-                f"{self._index.root}: none of its {len(self._index)} images can be used; the first is {path}: "
-                f"{reason}. Mend or replace the files, or name another folder."
-            )
-        labels = {name: array[self._rows] for name, array in label_arrays(self._index).items()}
-        _index_of(self._index.name, self._folder, self._tars, self._places, labels, chosen).write(self._folder)
-        size = sum(tar.stat().st_size for tar in self._tars)
-        return Packed(len(self._rows), len(self._tars), size, self._left_out)
+    rows, places, tars = list[int](), list[Place](), list[Path]()
+    left_out: dict[str, str] = {}
+    for first in range(0, len(index), per_tar):
+        tars.append(folder / f"shard-{len(tars):06d}.tar")
+        end = min(first + per_tar, len(index))
+        with tarfile.open(tars[-1], "x:", format=tarfile.USTAR_FORMAT) as tar:
+            for some in (range(start, min(start + _AT_ONCE, end)) for start in range(first, end, _AT_ONCE)):
+                for row, data in zip(some, pool.map(read, some), strict=True):
+                    if isinstance(data, Exception):
+                        left_out[str(index.path(row))] = str(data)
+                        continue
+                    member = tarfile.TarInfo(f"{row:09d}.{_ENDING_OF[data[:1]]}")
+                    member.size = len(data)
+                    places.append((member.name.encode(), len(tars) - 1, tar.offset + tarfile.BLOCKSIZE, len(data)))
+                    tar.addfile(member, BytesIO(data))
+                    rows.append(row)
+                progress(some[-1] + 1, len(index))
+    if not rows:
+        path, reason = next(iter(left_out.items()))
+        raise UserError(
+            f"{index.root}: none of its {len(index)} images can be used; the first is {path}: {reason}. Mend or "
+            "replace the files, or name another folder."
+        )
+    labels = {name: array[rows] for name, array in label_arrays(index).items()}
+    _write_index(index.name, folder, tars, places, labels, chosen)
+    return Packed(len(rows), len(tars), sum(tar.stat().st_size for tar in tars), left_out)
 
 
 def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -> Packed:
@@ -143,14 +135,14 @@ def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -
         UserError: there are none with images, one cannot be read, or the index cannot be written.
     """
     tars = sorted(folder.rglob("*.tar"))
-    places: list[tuple[bytes, int, int, int]] = []
+    places = list[Place]()
     for number, tar in enumerate(tars):
         places += [(name, number, offset, size) for name, offset, size in scan_tar(tar)]
         progress(number + 1, len(tars))
     if not places:
         raise UserError(f"{folder}: found {len(tars)} .tar files, and no image in them. Check the path")
     try:
-        _index_of(folder.name, folder, tars, places, {}, {}).write(folder)
+        _write_index(folder.name, folder, tars, places, {}, {})
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written ({error.strerror}): the index stands beside the tar files"
@@ -158,16 +150,16 @@ def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -
     return Packed(len(places), len(tars), sum(tar.stat().st_size for tar in tars), {})
 
 
-def _index_of(
+def _write_index(
     name: str,
     folder: Path,
     tars: Sequence[Path],
-    places: Sequence[tuple[bytes, int, int, int]],
+    places: Sequence[Place],
     labels: Mapping[str, Any],
     chosen: Mapping[str, Any],
-) -> TarIndex:
+) -> None:
     members, tar, offset, size = zip(*places, strict=True)
-    return TarIndex(
+    TarIndex(
         name,
         np.array([file.relative_to(folder).as_posix() for file in tars]),
         np.array([file.stat().st_size for file in tars], np.int64),
@@ -177,4 +169,4 @@ def _index_of(
         np.array(size, np.int64),
         labels=labels,
         chosen=chosen,
-    )
+    ).write(folder)

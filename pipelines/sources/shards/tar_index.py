@@ -57,9 +57,10 @@ class TarIndex:
     def __len__(self) -> int:
         return len(self.tar)
 
-    def sample_name(self, row: int) -> str:
-        """The name of a sample: that of its tar file, and its own within it."""
-        return f"{self.tars[self.tar[row]]}/{bytes(self.members[row]).decode()}"
+    def names(self) -> list[str]:
+        """The names of the samples: each that of its tar file, and its own within it."""
+        tars = [f"{tar}/" for tar in self.tars.tolist()]
+        return [tars[tar] + name.decode() for tar, name in zip(self.tar.tolist(), self.members.tolist(), strict=True)]
 
     def write(self, folder: Path) -> None:
         """Write `INDEX_FILE`, completely or not at all."""
@@ -74,9 +75,8 @@ _PLACES: Final = ("tars", "tar_bytes", "members", "tar", "offset", "size")
 
 def label_arrays(index: Index) -> dict[str, npt.NDArray[Any]]:
     """The labels of an index by the names that `TarIndex.labels` has."""
-    arrays = {name: getattr(index, name) for name in LABELS} | {
-        TARGET + name: one for name, one in index.targets.items()
-    }
+    arrays = {name: getattr(index, name) for name in LABELS}
+    arrays |= {TARGET + name: one for name, one in index.targets.items()}
     return {name: array for name, array in arrays.items() if array is not None}
 
 
@@ -96,11 +96,9 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
             labels=arrays,
             chosen=dict(about["chosen"]),
         )
-        rows = {name: len(getattr(index, name)) for name in _PLACES[2:]} | {
-            name: len(one) for name, one in arrays.items()
-        }
-        if len(set(rows.values())) > 1 or (index.tar >= len(index.tars)).any() or (index.tar < 0).any():
-            raise ValueError(f"its arrays do not fit each other: {rows}")
+        rows = {len(one) for one in (*(getattr(index, name) for name in _PLACES[2:]), *arrays.values())}
+        if len(rows) > 1 or (index.tar >= len(index.tars)).any() or (index.tar < 0).any():
+            raise ValueError(f"its arrays of {sorted(rows)} rows do not fit each other")
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{origin} is not an index of tar files ({' '.join(str(error).split())[:200]}). Copy it again, or make it "

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from peclr_dali.errors import UserError
 from peclr_dali.errors.terminal import in_one_line
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
-from peclr_dali.pipelines.samples.store import Bytes, Store
+from peclr_dali.pipelines.samples.index import Bytes, Store
 from peclr_dali.pipelines.sources.shards.tar_index import TarIndex
 
 _WAITS_S: Final = (0.0, 0.2, 1.0, 3.0)
 """Seconds before each attempt to read from an address. fsspec's own attempts come on top."""
 
-_TOO_LARGE: Final = f"only images of up to {MAX_FILE_BYTES >> 20} MiB are read"
+T = TypeVar("T")
 
 
 class LocalTars(Store):
@@ -27,22 +27,19 @@ class LocalTars(Store):
 
     def read(self, rows: Sequence[int]) -> list[Bytes]:
         """See `Store`."""
-        return [self._read(row) for row in rows]
+        return [self._read(*place) for place in _places(self._index, rows)]
 
-    def _read(self, row: int) -> Bytes:
-        index = self._index
-        size = int(index.size[row])
+    def _read(self, tar: str, offset: int, size: int) -> Bytes:
         if size > MAX_FILE_BYTES:
-            return OSError(_TOO_LARGE)
+            return _too_large()
         try:
-            descriptor = os.open(f"{self._root}/{index.tars[index.tar[row]]}", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(f"{self._root}/{tar}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                data = os.pread(descriptor, size, int(index.offset[row]))
+                return _whole(os.pread(descriptor, size, offset), size)
             finally:
                 os.close(descriptor)
         except OSError as error:
             return error
-        return _whole(data, size)
 
 
 class RemoteTars(Store):
@@ -56,26 +53,39 @@ class RemoteTars(Store):
 
     def read(self, rows: Sequence[int]) -> list[Bytes]:
         """See `Store`."""
-        index = self._index
-        read: dict[int, Bytes] = {row: OSError(_TOO_LARGE) for row in rows if index.size[row] > MAX_FILE_BYTES}
+        places = dict(zip(rows, _places(self._index, rows), strict=True))
+        read: dict[int, Bytes] = {row: _too_large() for row, (*_, size) in places.items() if size > MAX_FILE_BYTES}
         left = [row for row in rows if row not in read]
         for wait_s in _WAITS_S:
             if not left:
                 break
             time.sleep(wait_s)
-            starts = [int(index.offset[row]) for row in left]
-            sizes = [int(index.size[row]) for row in left]
-            found = self._folder.ranges([str(index.tars[index.tar[row]]) for row in left], starts, sizes)
-            read |= {row: _whole(data, size) for row, data, size in zip(left, found, sizes, strict=True)}
+            for row, data in zip(left, self._folder.ranges([places[row] for row in left]), strict=True):
+                read[row] = _whole(data, places[row][2])
             left = [row for row in left if isinstance(read[row], OSError)]
         return [read[row] for row in rows]
+
+
+def _places(index: TarIndex, rows: Sequence[int]) -> list[tuple[str, int, int]]:
+    """Tar file, offset and size of some images."""
+    return [(str(index.tars[index.tar[row]]), int(index.offset[row]), int(index.size[row])) for row in rows]
+
+
+def _too_large() -> OSError:
+    return OSError(f"only images of up to {MAX_FILE_BYTES >> 20} MiB are read")
+
+
+def _whole(data: Any, size: int) -> Bytes:
+    if isinstance(data, BaseException):
+        return OSError(f"{type(data).__name__}: {in_one_line(data, 200)}")
+    return data if len(data) == size else OSError(f"{len(data)} of {size} bytes could be read")
 
 
 class Folder:
     """A folder at an address, such as s3://bucket/folder. The environment has credentials and endpoints.
 
     Raises:
-        UserError: no installed package reads such an address.
+        UserError: no installed package reads such an address; as its methods, if something cannot be read.
     """
 
     def __init__(self, address: str) -> None:
@@ -91,40 +101,29 @@ class Folder:
             ) from error
 
     def file(self, name: str) -> bytes:
-        """The content of a file.
+        """The content of a file."""
+        return self._try(name, lambda: bytes(self._system.cat_file(f"{self._path}/{name}")))
 
-        Raises:
-            UserError: it cannot be read.
-        """
+    def sizes(self, names: Sequence[str]) -> list[int]:
+        """The sizes of files."""
+        paths = [f"{self._path}/{name}" for name in names]
+        return self._try("*.tar", lambda: [int(size) for size in self._system.sizes(paths)])
+
+    def _try(self, name: str, read: Callable[[], T]) -> T:
         try:
-            content: bytes = self._system.cat_file(f"{self._path}/{name}")
+            return read()
         except Exception as error:  # of many libraries
             raise UserError(
                 f"{self.address}/{name} cannot be read ({type(error).__name__}: {in_one_line(error, 200)}). Check "
                 "data.root, the network, and the credentials in the environment"
             ) from error
-        return content
 
-    def sizes(self, names: Sequence[str]) -> list[int]:
-        """The sizes of files. A file that cannot be found is a `UserError`."""
-        try:
-            return [int(size) for size in self._system.sizes([f"{self._path}/{name}" for name in names])]
-        except Exception as error:
-            raise UserError(
-                f"{self.address}: its tar files cannot be listed ({type(error).__name__}: {in_one_line(error, 200)})"
-            ) from error
-
-    def ranges(self, names: Sequence[str], starts: Sequence[int], sizes: Sequence[int]) -> list[Any]:
-        """Bytes of files, or the exception for each that cannot be read."""
+    def ranges(self, places: Sequence[tuple[str, int, int]]) -> list[Any]:
+        """Bytes at some places (file, offset and size), or the exception for each that cannot be read."""
+        names, starts, sizes = zip(*places, strict=True)
         ends = [start + size for start, size in zip(starts, sizes, strict=True)]
         paths = [f"{self._path}/{name}" for name in names]
         try:
             return list(self._system.cat_ranges(paths, list(starts), ends, on_error="return"))
         except Exception as error:  # of the connection, before a single answer
             return [error] * len(paths)
-
-
-def _whole(data: Any, size: int) -> Bytes:
-    if isinstance(data, BaseException):
-        return OSError(f"{type(data).__name__}: {in_one_line(data, 200)}")
-    return data if len(data) == size else OSError(f"{len(data)} of {size} bytes could be read")

@@ -11,15 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
-Fault = Literal["500", "InvalidToken", "cut", "slow", "half", "changed"]
-"""What goes wrong with a request.
+Fault = Literal["500", "cut"]
+"""What goes wrong with a request: an error of the server, or half an answer."""
 
-An error of the server; its refusal of a token; half an answer; no answer until the end of the test; half an answer, and
-no more until then; an answer with a wrong byte.
-"""
-
-NAME = "images"
-ADDRESS = f"s3://{NAME}/packed"
+ADDRESS = "s3://images/packed"
 
 
 class Bucket:
@@ -29,9 +24,7 @@ class Bucket:
         environment: for the processes that read.
         fault: chooses what goes wrong with a request, given the file's name and the number of the request.
         requests: of each file.
-        whole: requests of a file's whole bytes.
-        sent: bytes of all files.
-        restarts: of the server.
+        faults: that were made, of each kind.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,20 +33,18 @@ class Bucket:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._moto.start()
-        self._upstream = self._moto.get_host_and_port()
         self.lock = threading.Lock()
-        self.over = threading.Event()
-        self.reset()
-        self._send("POST", "/moto-api/reset")  # all servers of this process share their files
-        self._send("PUT", f"/{NAME}")
+        self.fault: Callable[[str, int], Fault | None] = lambda name, number: None
+        self.requests, self.faults = Counter[str](), Counter[str]()
+        self.send("POST", "/moto-api/reset")  # all servers of this process share their files
+        self.send("PUT", "/images")
         for file in sorted(folder.rglob("*")):
             if file.is_file():
-                sent = self._send("PUT", f"/{NAME}/packed/{file.relative_to(folder)}", file.read_bytes())
+                sent = self.send("PUT", f"/images/packed/{file.relative_to(folder)}", file.read_bytes())
                 assert sent[0] == 200
-        bucket = self
 
         class Handler(_Handler):
-            owner = bucket
+            owner = self
 
         self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._proxy.daemon_threads = True
@@ -65,29 +56,16 @@ class Bucket:
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._proxy.server_port}",
         }
 
-    def reset(self) -> None:
-        """Serve without faults; count from 0."""
-        self.over.set()
-        with self.lock:
-            self.over = threading.Event()
-            self.fault: Callable[[str, int], Fault | None] = lambda name, number: None
-            self.requests: Counter[str] = Counter()
-            self.whole: Counter[str] = Counter()
-            self.faults: Counter[str] = Counter()
-            self.sent = 0
-            self.restarts = 0
-
-    def _send(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Any:
-        connection = HTTPConnection(*self._upstream, timeout=30)
+    def send(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Any:
+        """Status, headers and body of the server's answer."""
+        connection = HTTPConnection(*self._moto.get_host_and_port(), timeout=30)
         connection.request(method, path, body, headers or {})
         response = connection.getresponse()
-        headers_found = {key.title(): value for key, value in response.getheaders()}
-        found = response.status, headers_found, response.read()
+        found = response.status, {key.title(): value for key, value in response.getheaders()}, response.read()
         connection.close()
         return found
 
     def close(self) -> None:
-        self.over.set()
         self._proxy.shutdown()
         self._proxy.server_close()
         self._moto.stop()
@@ -108,41 +86,14 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "500":
             self.send_error(500)
             return
-        if fault == "InvalidToken":
-            told = b"<Error><Code>InvalidToken</Code><Message>The provided token is malformed.</Message></Error>"
-            self.send_response(400)
-            self.send_header("Content-Length", str(len(told)))
-            self.end_headers()
-            self.wfile.write(told if self.command == "GET" else b"")
-            return
-        if fault == "slow":
-            bucket.over.wait(3600)
-        try:
-            status, headers, body = bucket._send(self.command, self.path, headers=dict(self.headers))
-        except OSError:  # the server is down
-            self.close_connection = True
-            return
+        status, headers, body = bucket.send(self.command, self.path, headers=dict(self.headers))
         self.send_response(status)
         for key in ("Content-Type", "Content-Range", "Last-Modified", "Etag", "Content-Length"):
             if key in headers:
                 self.send_header(key, headers[key])
         self.end_headers()
-        if fault == "changed" and body:
-            body = body[:-1] + bytes([body[-1] ^ 1])
-        if fault == "half":
-            self.wfile.write(body[: len(body) // 2])
-            self.wfile.flush()
-            bucket.over.wait(3600)
-            self.close_connection = True
-            return
-        if fault == "cut":
-            self.wfile.write(body[: len(body) // 2])
-            self.close_connection = True
-            return
-        self.wfile.write(body)
-        with bucket.lock:
-            bucket.sent += len(body)
-            bucket.whole[name] += headers.get("Content-Range", "").endswith(f"/{len(body)}")
+        self.close_connection = fault == "cut"
+        self.wfile.write(body[: len(body) // 2] if fault == "cut" else body)
 
     do_HEAD = do_GET  # noqa: N815
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.coco import load_coco
@@ -94,33 +93,30 @@ def test_the_parts_share_no_image(root: Path) -> None:
     assert len({*val.paths}) == 2
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"part": "evaluation"}, r"data\.part = 'evaluation': .*have no parts"),  # it would be all images
-        ({"box": "boxes.csv"}, r"data.box = 'boxes.csv': COCO's annotations hold the boxes. Leave it out"),
-    ],
-)
-def test_keys_without_a_meaning_are_refused(root: Path, keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load_index(DataConfig(source="coco", root=str(root), **keys))
+def test_keys_without_a_meaning_are_refused(root: Path) -> None:
+    with one_line(r"data\.part = 'evaluation': .*have no parts"):  # it would be all images
+        load_coco(DataConfig("coco", str(root), part="evaluation"))
+    with one_line(r"data.box = 'boxes.csv': COCO's annotations hold the boxes. Leave it out"):
+        load_coco(DataConfig("coco", str(root), box="boxes.csv"))
 
 
 def test_the_file_may_lie_elsewhere(root: Path) -> None:
     moved = root.parent / "elsewhere.json"
     (root / "annotations.json").rename(moved)
     for name in (str(moved), "../elsewhere.json"):
-        found = load_index(DataConfig(source="coco", root=str(root), annotations=name, box_margin=1.5))
-        assert len(found) == HANDS
+        assert len(load_index(DataConfig(source="coco", root=str(root), annotations=name))) == HANDS
 
 
-def test_names_of_the_thumb_are_ours_or_those_of_anatomy(root: Path) -> None:
-    hand = [{"keypoints": [THUMB_IN_ANATOMY.get(name, name) for name in HAND.keypoints]}]
-    points = {"keypoints": [5, 5, 2] * len(HAND)}
-    content = json.loads((root / "annotations.json").read_text())
-    content |= {"categories": hand, "annotations": [{**one, **points} for one in content["annotations"]]}
-    (root / "annotations.json").write_text(json.dumps(content))
-    assert len(load_coco(DataConfig("coco", str(root)))) == HANDS
+def test_names_are_those_of_anatomy_or_ours_and_of_any_form_of_unicode(root: Path) -> None:
+    """With a byte order mark before all."""
+    hand = [{"keypoints": [THUMB_IN_ANATOMY.get(name, name) for name in HAND.keypoints]}, {"name": "cup"}]
+    content = json.loads((root / "annotations.json").read_text()) | {"categories": hand}
+    content["images"][3]["file_name"] = "images/h\u00e4nde.jpg"
+    (root / "images/003.jpg").rename(root / "images/ha\u0308nde.jpg")
+    (root / "annotations.json").write_text("\ufeff" + json.dumps(content))
+    index = load_coco(DataConfig("coco", str(root)))
+    assert len(index) == HANDS
+    assert index.path(3).is_file()
 
 
 @pytest.mark.parametrize(
@@ -129,12 +125,7 @@ def test_names_of_the_thumb_are_ours_or_those_of_anatomy(root: Path) -> None:
         (None, "No such file or directory; expected keypoints in COCO's JSON format. Check data.root"),
         ("{", "cannot be read .*; expected keypoints in COCO's JSON format.* mend the file"),
         ("[]", "TypeError.*; expected keypoints in COCO's JSON format"),
-        ('{"images": [], "annotations": []}', "KeyError.'categories'"),
         ('{"categories": [{"keypoints": ["nose"]}]}', r"have the keypoints \[\('nose',\)\]; expected one category"),
-        (
-            json.dumps({"categories": [{"keypoints": list(HAND.keypoints[::-1])}]}),
-            "of a hand in this order: wrist, thumb_mcp, .* little_tip. Rename or reorder them",
-        ),
     ],
 )
 def test_files_in_another_format_end_in_one_line(text: str | None, message: str, root: Path) -> None:
@@ -148,12 +139,11 @@ def test_files_in_another_format_end_in_one_line(text: str | None, message: str,
     ("entries", "change", "message"),
     [
         ("annotations", {"keypoints": [1, 2, 2]}, "expected 63 numbers in keypoints and 4 in bbox"),
-        ("annotations", {"keypoints": ["a", "b", 2] * 21}, "expected 63 numbers"),
         ("annotations", {"bbox": [1, 2]}, "expected 63 numbers in keypoints and 4 in bbox"),
-        ("annotations", {"image_id": "none"}, "KeyError.'none'.*; expected keypoints in COCO's JSON format"),
-        ("annotations", {"keypoints": None}, "TypeError.*; expected keypoints in COCO's JSON format"),
+        ("annotations", {"image_id": 9}, "annotation 0: none of the 20 images has the id '9'"),
+        ("annotations", {"keypoints": None}, "annotation 0: has no list of keypoints"),
         ("images", {"file_name": "a\0b.jpg"}, "expected keypoints in COCO's JSON format"),
-        ("images", {"file_name": "a\ud800.jpg"}, "expected keypoints in COCO's JSON format"),
+        ("images", {"width": 128, "height": 96}, "000.jpg has 64 x 48 pixels, and 128 x 96 in"),
     ],
 )
 def test_a_wrong_entry_ends_in_one_line(entries: str, change: dict[str, Any], message: str, root: Path) -> None:

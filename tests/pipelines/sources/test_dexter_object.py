@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.dexter_object import SEQUENCES, TIPS, load_dexter_object
@@ -78,18 +77,15 @@ def test_the_box_is_around_the_tips_and_no_smaller_than_a_hand(root: Path) -> No
     np.testing.assert_allclose(index.box_px[6, 2], 0.12 * 587.45209 / depth_m, rtol=1e-5)
 
 
-def test_by_configuration(root: Path) -> None:
+def test_a_file_of_boxes_may_have_all_frames(root: Path) -> None:
     boxes = root / "boxes.csv"
-    write_boxes(boxes, {"data/Rotate/color/image_00001_color.png": [0, 0, 10, 20]})
-    index = load_index(DataConfig(source="dexter_object", root=str(root), box=str(boxes), box_margin=1))
-    assert index.box_px[9].tolist() == [5, 10, 20]
     config = DataConfig(source="dexter_object", root=str(root), box=str(boxes), box_margin=1)
     frames = [f"data/{path.parts[-3]}/color/{path.name}" for path in sorted(root.glob("data/*/color/*"))]
     write_boxes(boxes, {frame: [row, 0, row + 2, 1] for row, frame in enumerate(frames)})
     index = load_index(config)  # the box of the frame that is not used is ignored
     assert len(index) < len(frames)
     assert index.box_px[:, 0].tolist() == [1 + frames.index(path) for path in index.paths]
-    with pytest.raises(UserError, match=r"Dexter\+Object are not split"):
+    with one_line(r"Dexter\+Object are not split"):
         load_index(DataConfig(source="dexter_object", root=str(root), split="train"))
 
 
@@ -110,15 +106,11 @@ def only_bmp(root: Path) -> None:
     ("damage", "message"),
     [
         (lambda root: (root / "data").rename(root / "x"), "none of the folders Grasp1, Grasp2, .* is there"),
-        (lambda root: (root / "data/Rigid/color").rename(root / "c"), "Rigid/color: No such file"),
-        (only_bmp, r"Rigid/color: no \.png, .* \['image_00000_color\.bmp'\]; .*convert them to PNG"),
-        (lambda root: (root / "data/Rigid/annotations/Rigid3D.txt").unlink(), r"Rigid3D\.txt: No such file"),
+        (lambda root: (root / "data/Rigid/color").rename(root / "c"), r"Rigid/color: cannot be listed \(No such file"),
+        (only_bmp, r"Rigid/color: no \.png, .* but 1 others; .*convert them to PNG"),
         (rewrite(lambda text: text + text), r"Rigid: 1 frames in color, but 2 lines in annotations/Rigid3D\.txt"),
-        (rewrite(lambda text: ""), r"Rigid: 1 frames in color, but 0 lines"),
         (rewrite(lambda text: "1, 2, 3; 4, 5, 6"), r"D\.txt: .*line 1: '1, 2, 3; 4, 5, 6'\); expected a line"),
-        (rewrite(lambda text: "1, 2;" * 6), r"line 1: '1, 2;.*\); expected"),
         (rewrite(lambda text: "a, b, c;" * 6), "line 1: 'a, b, c;"),
-        (rewrite(lambda text: "\xff\xfe"), r"Rigid3D\.txt: cannot be read \('utf-8'"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
@@ -129,5 +121,5 @@ def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: st
 
 def test_frames_without_any_annotation_are_refused(tmp_path: Path) -> None:
     write_dexter_object(tmp_path, {"Pinch": 1}, hidden={("Pinch", 0): [0, 1, 2, 3, 4]})
-    with pytest.raises(UserError, match="no fingertip is annotated in any frame"):
+    with one_line("no fingertip is annotated in any frame"):
         load_dexter_object(DataConfig("dexter_object", str(tmp_path)))

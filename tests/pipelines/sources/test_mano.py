@@ -44,21 +44,14 @@ def test_keypoints_are_joints_and_tips() -> None:
     np.testing.assert_allclose(keypoints[13:16], (joints @ mesh)[10:13])  # the ring finger's three
 
 
-def write_pickled(file: Path) -> None:
-    np.save(file, np.array([{"J_regressor": 1}], dtype=object), allow_pickle=True)
-
-
 @pytest.mark.parametrize(
     ("write", "message"),
     [
         (lambda file: None, r"No such file or directory; expected a 16 x 778 matrix .*data\.regressor"),
-        (lambda file: file.write_bytes(b"nothing"), "expected a 16 x 778"),
         (lambda file: file.write_bytes(b"PK\x03\x04 damaged"), "expected a 16 x 778"),
         (lambda file: np.save(file, np.zeros((778, 16))), "found 778 x 16 float64; expected a 16 x 778"),
         (lambda file: np.save(file, np.full((16, 778), np.nan)), "found 16 x 778 float64"),
-        (lambda file: np.save(file, np.full((16, 778), "a")), "found 16 x 778 <U1"),
-        (lambda file: np.save(file, np.float64(1)), "found a single float64"),
-        (write_pickled, r"not an array of numbers that NumPy wrote\); expected"),
+        (lambda file: np.save(file, np.array([{}], dtype=object), allow_pickle=True), "that NumPy wrote"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, write: Any, message: str) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
 from tests.pipelines.sources.layouts import ho3d_meta, one_line, python2_pickle
 
@@ -82,18 +81,12 @@ def attacks(witness: Path) -> dict[str, bytes]:
     arrays = np.array([Runs(os.system, command)], dtype=object)
     return {
         "os.system": pickle.dumps({"camMat": Runs(os.system, command)}),
-        "by its real name": pickle.dumps({"camMat": Runs(os.system, command)}, protocol=0),
         "eval": pickle.dumps({"camMat": Runs(eval, f"open({str(witness)!r}, 'w').close()")}),
         "inside an array": pickle.dumps({"camMat": arrays}),
-        "as the whole": pickle.dumps(Runs(os.system, command)),
-        "as a key": pickle.dumps({("a", Runs(os.system, command)): 1}),
         "INST": f"(S'{command}'\nios\nsystem\n.".encode(),
         "after the end of a dictionary": pickle.dumps({}, protocol=2)[:-1] + pickle.dumps(Runs(os.system, command)),
         "a dotted name": b"\x80\x04\x8c\x16numpy._core.multiarray\x8c\x18_reconstruct.__globals__\x93.",
         "a NumPy function": b"cnumpy\nload\n(S'x.npy'\ntR.",
-        "NumPy's own tests run commands": b"cnumpy.testing._private.utils\nrunstring\n(S'1'\n}tR.",
-        "a class of the library": b"cpipelines.sources.numpy_pickle\n_Array\n.",
-        "chumpy": b"cchumpy.ch\nCh\n.",
     }
 
 
@@ -107,14 +100,6 @@ def test_a_pickle_runs_nothing(tmp_path: Path, attack: str) -> None:
     assert not witness.exists()
 
 
-def test_the_attacks_work_on_a_plain_unpickler(tmp_path: Path) -> None:
-    witness = tmp_path / "was_here"
-    for attack in ("os.system", "by its real name", "eval", "inside an array", "INST"):
-        pickle.loads(attacks(witness)[attack])
-        assert witness.exists()
-        witness.unlink()
-
-
 DTYPE = b"cnumpy\ndtype\n(S'f8'\nI0\nI1\ntR"
 ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR"
 
@@ -122,17 +107,11 @@ ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR
 @pytest.mark.parametrize(
     "data",
     {
-        "nothing": b"",
-        "no pickle": b"\xff\xd8\xff\xe0\0\x10JFIF",
         "cut": python2_pickle(ho3d_meta(0))[:-30],
         "no dictionary": pickle.dumps([1, 2]),
         "bytes that do not fill the shape": b"(dS'a'\n" + ARRAY + b"(I1\n(I5\nt" + DTYPE + b"I00\nS'xxxxxxxx'\ntbs.",
         "a huge shape": b"(dS'a'\n" + ARRAY + b"(I1\n(L99999999999999L\nt" + DTYPE + b"I00\nS'xxxxxxxx'\ntbs.",
-        "a shape of text": b"(dS'a'\n" + ARRAY + b"(I1\nS'ab'\n" + DTYPE + b"I00\nS'xxxxxxxx'\ntbs.",
-        "no dtype": b"(dS'a'\n" + ARRAY + b"(I1\n(I1\ntS'f8'\nI00\nS'xxxxxxxx'\ntbs.",
         "records": b"(dS'a'\n" + DTYPE + b"(I3\nS'<'\nN(S'x'\nt(dI-1\nI-1\nI0\ntbs.",
-        "a dtype with a call": b"(dS'a'\ncnumpy\ndtype\n(S'V8,O'\ntRs.",
-        "an array without its state": b"(dS'a'\n" + ARRAY + b"s.",
         "a deep list": b"(" * 100_000 + b".",
     }.values(),
 )
@@ -141,10 +120,3 @@ def test_a_damaged_pickle_is_one_line(tmp_path: Path, data: bytes) -> None:
     file.write_bytes(data)
     with one_line(r"a\.pkl: cannot be read .*; expected a pickled dictionary of arrays", file):
         read_numpy_pickle(file)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a\.pkl: No such file"):
-        read_numpy_pickle(tmp_path / "a.pkl")
-    with pytest.raises(UserError, match="Is a directory"):
-        read_numpy_pickle(tmp_path)

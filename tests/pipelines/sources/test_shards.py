@@ -26,9 +26,10 @@ from peclr_dali.pipelines.sources.shards.load import load_shards
 from peclr_dali.pipelines.sources.shards.pack import Packed, pack
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE
 from tests.command_line import run_cli
-from tests.pipelines.decoder_fuzz import encoded, smooth_picture
 from tests.pipelines.harness import RENDERERS, assert_equal, load
+from tests.pipelines.image_files import encoded, smooth_picture
 from tests.pipelines.sources.bucket import ADDRESS, Bucket
+from tests.pipelines.sources.layouts import one_line
 from tests.pipelines.sources.test_freihand import write_part
 
 COUNT = 50
@@ -115,7 +116,7 @@ def test_splits_versions_and_bad_lists_are_those_of_the_packed_data(tmp_path: Pa
             assert ours.partners is not None
             assert theirs.partners is not None
             np.testing.assert_array_equal(ours.partners.rows, theirs.partners.rows)
-    write_bad_list(tmp_path / "bad.jsonl", {"shard-000000.tar/000000007.jpg": "for a test"}, checked=80)
+    write_bad_list(tmp_path / "bad.jsonl", {"shard-000000.tar/000000007.jpg": "for a test"})
     left = load_index(DataConfig("shards", str(tmp_path / "packed"), bad_list=str(tmp_path / "bad.jsonl")))
     assert len(left) == 79
     with pytest.raises(UserError, match=r"data\.part = 'evaluation': it was chosen when the tar files were made"):
@@ -157,16 +158,13 @@ def test_tar_files_of_webdataset_are_indexed_where_they_are(
 
 def test_files_that_cannot_be_used_are_left_out(source: Index, tmp_path: Path) -> None:
     for row in range(3):
-        (tmp_path / f"{row}.jpg").write_bytes(source.read(2 * row))
-    (tmp_path / "1.jpg").write_bytes(b"no image")
-    done = pack(load_folder(DataConfig("folder", str(tmp_path))), tmp_path / "out", per_tar=2, workers=1)
+        (tmp_path / f"{row}.jpg").write_bytes(source.read(2 * row) if row != 1 else b"no image")
+    index = load_folder(DataConfig("folder", str(tmp_path)))
+    done = pack(index, tmp_path / "out", per_tar=2, workers=1)
     assert (done.samples, list(done.left_out)) == (2, [str(tmp_path / "1.jpg")])
-    index = load_shards(DataConfig("shards", str(tmp_path / "out")))
-    assert index.read_many([0, 1]) == [source.read(0), source.read(4)]
-    (tmp_path / "only").mkdir()
-    (tmp_path / "only" / "1.jpg").write_bytes(b"no image")
+    assert load_shards(DataConfig("shards", str(tmp_path / "out"))).read_many([0, 1]) == index.read_many([0, 2])
     with pytest.raises(UserError, match=r"none of its 1 images can be used; the first is .*1\.jpg"):
-        pack(load_folder(DataConfig("folder", str(tmp_path / "only"))), tmp_path / "none", per_tar=2, workers=1)
+        pack(index.select(np.array([1])), tmp_path / "none", per_tar=2, workers=1)
     assert not (tmp_path / "none").exists()
 
 
@@ -191,45 +189,22 @@ def test_an_interrupted_pack_leaves_nothing_and_the_next_one_is_whole(
         pack(source, out, per_tar=7, workers=2)
 
 
-def test_a_damaged_image_is_replaced_and_counted(copy: Path, source: Index) -> None:
-    """Its bytes lie in the second tar file."""
-    content = bytearray((copy / "shard-000001.tar").read_bytes())
-    at = content.index(source.read(8))
-    content[at : at + 40] = bytes(40)
-    (copy / "shard-000001.tar").write_bytes(content)
-    quarantine = Quarantine()
-    made = batches(load_shards(DataConfig("shards", str(copy))), quarantine=quarantine)
-    assert list(quarantine.reasons) == [8]
-    assert all(8 not in batch.samples for batch in made)
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("name", "damaged", "message"),
     [
-        ("cut", r"shard-000002\.tar has 100 bytes, and index\.npz was made when it had"),
-        ("gone", r"shard-000002\.tar: No such file"),
-        ("index", r"index\.npz is not an index of tar files"),
-        ("other index", r"index\.npz is not an index of tar files"),
-        ("no index", r"index\.npz: No such file or directory; expected tar files and their index"),
+        ("shard-000002.tar", lambda data: data[:100], "has 100 bytes, and index.npz was made when it had"),
+        ("shard-000002.tar", None, "No such file"),
+        (INDEX_FILE, lambda data: data[:-300], "is not an index of tar files"),
+        (INDEX_FILE, None, "No such file or directory; expected tar files and their index"),
     ],
 )
-def test_damage_is_one_line(damage: str, message: str, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tar, index = copy / "shard-000002.tar", copy / INDEX_FILE
-    if damage == "cut":
-        tar.write_bytes(tar.read_bytes()[:100])
-    elif damage == "gone":
-        tar.unlink()
-    elif damage == "index":
-        index.write_bytes(index.read_bytes()[:-300])
-    elif damage == "other index":
-        with index.open("wb") as file:
-            np.savez(file, about=np.frombuffer(b'{"name": "x", "chosen": {}}', np.uint8))
-    else:
-        index.unlink()
-    with pytest.raises(UserError, match=message):
+def test_damage_is_one_line(name: str, damaged: Any, message: str, copy: Path) -> None:
+    data = (copy / name).read_bytes()
+    (copy / name).unlink()
+    if damaged is not None:
+        (copy / name).write_bytes(damaged(data))
+    with one_line(message, name):
         load_index(DataConfig("shards", str(copy)))
-    assert run_cli("views", "--set", "data.source=shards", "--set", f"data.root={copy}", str(copy / "v.png")) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_cut_tar_file_of_another_program_is_one_line(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

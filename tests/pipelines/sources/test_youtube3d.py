@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,8 @@ def test_frames_stored_as_jpeg_are_found_and_missing_ones_counted_once(
     index = load_youtube3d(DataConfig("youtube3d", str(root)))
     assert index.paths[0] == "youtube/Aa-1/video/frames/12.jpg"
     assert len(index) == 3
-    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
-        f"{root}/youtube_train.json: 3 of 4 hands are used. Left out are 1 without a frame, and 0 whose frame has "
-        "another aspect ratio than its annotation. For 0, whose frame has another size, boxes and keypoints were scaled"
-    ]
+    (warning,) = (record.message for record in caplog.records if record.levelno == logging.WARNING)
+    assert warning.startswith(f"{root}/youtube_train.json: 3 of 4 hands are used. Left out are 1 without a frame")
     (root / "youtube/Aa-1").rename(root / "gone")
     write_image(root / "youtube/b_2/video/frames/7.png", 320, 180)
     assert load_youtube3d(DataConfig("youtube3d", str(root))).paths == ["youtube/b_2/video/frames/7.png"]
@@ -119,19 +118,16 @@ def test_annotations_are_read_once_and_again_when_they_change(
 
     entries = youtube3d_entries()
     entries["annotations"].pop()
-    (root / "youtube_train.json").write_text(json.dumps(entries))
+    (root / "youtube_train.json").write_text("\ufeff" + json.dumps(entries))  # with a byte order mark
     assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 3
 
     (damaged,) = set(cache.iterdir()) - {entry}
     damaged.write_bytes(damaged.read_bytes()[:100])
     assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 3
     assert "unreadable or damaged; it is made again" in caplog.text
-
-
-def test_without_a_writable_cache_the_annotations_are_read_again(root: Path, cache: Path) -> None:
-    cache.parent.mkdir(exist_ok=True)
+    shutil.rmtree(cache)
     cache.write_text("a file where the folder should be")
-    assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 4
+    assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 3
 
 
 def test_parts_of_the_configuration(root: Path) -> None:
@@ -169,12 +165,11 @@ def broken(change: Any) -> Any:
         (broken(lambda e: json.dumps(e)[:-200]), r"youtube_train\.json: cannot be read"),
         (broken(lambda e: json.dumps(e["images"])), "0 images and 0 annotations; expected some"),
         (broken(lambda e: e["annotations"][2].update(image_id=9)), "annotation 2: none of the 3 images has the id 9"),
-        (broken(lambda e: e["annotations"][1].update(is_left="left")), "annotation 1: is_left: Input should be"),
-        (broken(lambda e: e["annotations"][1]["vertices"].pop()), "annotation 1: vertices: .*found 777 x 3, expected"),
-        (broken(lambda e: e["annotations"][0].pop("vertices")), "annotation 0: vertices: Field required"),
-        (broken(lambda e: e["images"][0].update(name="../../x.png")), r"image 0: name: .*'\.\./\.\./x\.png' is no"),
-        (broken(lambda e: e["images"][1].update(name="a\0.png")), r"image 1: name: .*'a\\x00\.png' cannot be the name"),
-        (broken(lambda e: e["images"][1].update(width=0)), "image 1: width: "),
+        (broken(lambda e: e["annotations"][1].update(is_left="left")), "annotation 1: is_left is 'left', expected 0"),
+        (broken(lambda e: e["annotations"][1]["vertices"].pop()), "annotation 1: vertices: found 777 x 3, expected"),
+        (broken(lambda e: e["annotations"][0].pop("vertices")), r"annotation 0: KeyError\('vertices'\)"),
+        (broken(lambda e: e["images"][0].update(name="../../x.png")), r"image 0: '\.\./\.\./x\.png' is no name like"),
+        (broken(lambda e: e["images"][1].update(width=0)), "image 1: width and height are "),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:

@@ -17,7 +17,7 @@ from tests.train import ranks, tiny_run
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--set", "data.root={here}/no"], "error: {here}/no: does not exist; expected the folder of the images"),
+        (["--set", "train.bach=4"], "error: --set train.bach=4: unknown key train.bach: did you mean train.batch?"),
         (["--set", "data.source=folder", "--set", "data.root={here}/empty"], "error: {here}/empty: no .jpg"),
         (["--speed=high"], "error: No such option '--speed'"),
     ],

@@ -15,11 +15,9 @@ from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
-from peclr_dali.pipelines.config import each_source
-from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.store import Bytes, Store
+from peclr_dali.pipelines.samples.index import Bytes, Index, Store
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneDataConfig
+from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.distributed.world import World
@@ -200,9 +198,7 @@ def changed(run: Path, *, sources: int = 1, **data: Any) -> PoseRun:
     """The run with other keys of its data, or with its source so many times."""
     loaded = load_pose_run(run)
     tables = to_dict(loaded.config)
-    tables["data"].update(data)
-    if sources > 1:
-        tables["data"] = [tables["data"]] * sources
+    tables["data"] = [{**tables["data"][0], **data}] * sources
     return dataclasses.replace(loaded, config=load_config(FinetuneConfig, [], [], base=tables))
 
 
@@ -223,9 +219,9 @@ def test_parts_that_are_not_split_are_used_whole_unless_a_split_is_set(setting: 
     """The run's own split is of its training part, and nobody asked for it here."""
     loaded = load_pose_run(run)
     for settings, split in (([setting], "all"), ([setting, "data.split=val"], "val")):
-        (found,) = each_source(evaluation_config(loaded, [], settings).data)
+        (found,) = evaluation_config(loaded, [], settings).data
         assert found.split == split
-    two = each_source(evaluation_config(changed(run, sources=2), [], ["data.1.part=evaluation"]).data)
+    two = evaluation_config(changed(run, sources=2), [], ["data.1.part=evaluation"]).data
     assert [source.split for source in two] == ["val", "all"]
 
 
@@ -369,18 +365,18 @@ def test_another_run_is_measured_with_views_as_in_its_training(run: Path) -> Non
     one = load_pose_run(run)
     config = evaluation_config(one, [], ["data.split=all"])
     tables = to_dict(one.config)
-    first, second = {**tables["data"], "box_margin": 2.5}, {**tables["data"], "root": "elsewhere", "box_margin": 1.75}
+    (data,) = tables["data"]
+    first, second = {**data, "box_margin": 2.5}, {**data, "root": "elsewhere", "box_margin": 1.75}
     tables["geometry"]["side_px"] = 48
     other, of_two = (
         dataclasses.replace(one, config=load_config(FinetuneConfig, [], [], base={**tables, "data": data}))
         for data in (first, [first, second])
     )
     found = for_other_run(config, other)
-    assert isinstance(config.data, FinetuneDataConfig)
-    assert found.data == dataclasses.replace(config.data, box_margin=2.5)
+    assert found.data == (dataclasses.replace(config.data[0], box_margin=2.5),)
     assert found.geometry.side_px == 48
-    mixed = load_config(FinetuneConfig, [], [], base={**tables, "data": [second, to_dict(one.config)["data"]]})
-    assert [source.box_margin for source in each_source(for_other_run(mixed, of_two).data)] == [1.75, 2.5]
+    mixed = load_config(FinetuneConfig, [], [], base={**tables, "data": [second, data]})
+    assert [source.box_margin for source in for_other_run(mixed, of_two).data] == [1.75, 2.5]
 
 
 def test_a_crop_shows_the_picture_where_its_matrix_says() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +18,10 @@ from torch import Tensor
 from peclr_dali.errors import UserError
 from peclr_dali.train.pose import predict as predict_file
 from peclr_dali.train.pose.pose_run import load_pose_run
-from peclr_dali.train.pose.predict import (
-    assumed_intrinsics,
-    drawing_names,
-    find_images,
-    predict,
-    read_intrinsics,
-    read_picture,
-)
+from peclr_dali.train.pose.predict import assumed_intrinsics, predict, read_intrinsics
 from peclr_dali.train.pose.predictions import read_predictions
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint, write_checkpoint
-from peclr_dali.train.weights.export import export_onnx
+from peclr_dali.train.runs.pictures import read_picture
 from tests.command_line import run_cli
 from tests.train.tiny_hands import untrained_run
 
@@ -68,29 +58,26 @@ def save_turned(path: Path) -> None:
 
 
 def test_every_kind_of_picture_gives_a_pose_and_a_drawing(run: Path, tmp_path: Path) -> None:
-    photos = tmp_path / "photos"
+    photos, out = tmp_path / "photos", tmp_path / "out"
     photos.mkdir()
     for name, mode in (("grey.jpg", "L"), ("palette.png", "P"), ("alpha.webp", "RGBA"), ("cmyk.jpg", "CMYK")):
         Pillow.fromarray(drawn_hand(37, 51)).convert(mode).save(photos / name)
-    Pillow.fromarray(drawn_hand(37, 51)).save(photos / "new.jfif", "JPEG")
     for name in ("deep.png", "deep.tiff"):
         cv2.imwrite(str(photos / name), drawn_hand(90, 60).astype(np.uint16) * 257)
     save_hand(photos / "bitmap.bmp", 64, 64)
     save_hand(photos / "ribbon.png", 2400, 3)
     save_turned(photos / "turned.jpg")
-    kinds = sorted(photos.iterdir())
-    (photos / "notes.txt").write_text("not a picture")
-    assert run_cli("predict", str(run), str(photos), "--out", str(tmp_path / "out")) == 0
-    found = read_predictions(tmp_path / "out")
-    assert [one["image"] for one in found] == [str(file) for file in kinds]
+    kinds = sorted(map(str, photos.iterdir()))
+    assert run_cli("predict", str(run), *kinds, "--out", str(out)) == 0
+    found = read_predictions(out)
+    assert [one["image"] for one in found] == kinds
     for one in found:
-        drawing = cv2.imread(str(tmp_path / "out" / one["drawing"]))
+        drawing = read_picture(out / one["drawing"])
         assert drawing is not None
         assert drawing.std() > 10
-        assert np.shape(one["keypoints_px"]) == (21, 2)
-        assert np.shape(one["joints"]) == (21, 3)
+        assert (np.shape(one["keypoints_px"]), np.shape(one["joints"])) == ((21, 2), (21, 3))
         assert np.isfinite(one["joints"]).all()
-    shared = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    shared = json.loads((out / "predictions.json").read_text())
     assert (shared["unit"], shared["intrinsics_assumed"]) == ("reference_bone", True)
 
 
@@ -100,7 +87,7 @@ def test_each_picture_is_read_once_and_results_are_written_meanwhile(
     """A stopped call leaves what it has; the next one replaces it."""
     read: list[str] = []
 
-    def counted(file: Path) -> Pixels:
+    def counted(file: Path) -> Pixels | None:
         if file.name == "9.png" and len(read) < 10:
             raise KeyboardInterrupt
         read.append(file.name)
@@ -111,7 +98,11 @@ def test_each_picture_is_read_once_and_results_are_written_meanwhile(
     with pytest.raises(KeyboardInterrupt):
         predict(run, words, tmp_path / "out", drawings=2)
     assert len(read_predictions(tmp_path / "out")) == 8
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["0.png", "1.png", "predictions.json"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "0000_0.jpg",
+        "0001_1.jpg",
+        "predictions.json",
+    ]
     read[:] = ["8.png"] * 10
     predict(run, words, tmp_path / "out", drawings=0)
     assert sorted(read[10:]) == [f"{number}.png" for number in range(10)]
@@ -164,9 +155,7 @@ def resnet18_with_linear_head(tensors: dict[str, Tensor], image: Tensor) -> Tens
     return (raw.reshape(-1, 21, 3)[..., :2] + 0.5) * image.shape[-1]
 
 
-def test_keypoints_are_those_of_the_tensors_in_float32_and_of_onnx(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keypoints_are_those_of_the_tensors_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the precision of training was. The box makes a view of one block of 8 x 8 pixels per pixel."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # "auto" trains in bf16 on such a CPU
     source = untrained_run(tmp_path / "run", "geometry.side_px=64")
@@ -182,15 +171,6 @@ def test_keypoints_are_those_of_the_tensors_in_float32_and_of_onnx(
     tensors = {name: tensor.double() for name, tensor in network.items()}
     expected_px = 8 * resnet18_with_linear_head(tensors, image.double() / 255)[0].numpy()
     np.testing.assert_allclose(found.keypoints_px, expected_px, rtol=0, atol=1e-3)
-
-    onnxruntime = pytest.importorskip("onnxruntime")
-    export_onnx(source, tmp_path / "pose.onnx")
-    session = onnxruntime.InferenceSession(str(tmp_path / "pose.onnx"))
-    camera = np.diag([1 / 8, 1 / 8, 1]).astype(np.float32) @ found.intrinsics.astype(np.float32)
-    ours_px, joints = session.run(None, {"image": image.numpy(), "intrinsics": camera[None]})
-    np.testing.assert_allclose(found.keypoints_px, 8 * ours_px[0], rtol=0, atol=1e-3)
-    assert found.joints is not None
-    np.testing.assert_allclose(found.joints, joints[0], rtol=1e-4, atol=1e-4)
 
 
 def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path) -> None:
@@ -229,50 +209,20 @@ def test_a_file_of_boxes_gives_a_prediction_for_each_hand(run: Path, tmp_path: P
     np.testing.assert_allclose(left["keypoints_px"], as_right.keypoints_px * [-1, 1] + [300, 0], atol=0.5)
     assert as_right.joints is not None
     np.testing.assert_allclose(left["joints"], as_right.joints * [-1, 1, 1], atol=0.05)
-    with pytest.raises(UserError, match="expected one folder, which the names in this file are relative to"):
+    with pytest.raises(UserError, match="expected one folder, which its names are relative to"):
         predict(run, words, out, boxes=boxes)
 
 
-def test_nothing_of_the_user_is_written_over(run: Path, tmp_path: Path) -> None:
-    hand, out = save_hand(tmp_path / "hand.png"), tmp_path / "out"
-    with pytest.raises(UserError, match=f"{hand}: lies in the folder of results, {tmp_path}: name another"):
-        predict(run, [str(hand)], tmp_path)
-    save_hand(out / "hand.png", 40, 30)
-    with pytest.raises(UserError, match=r"hand\.png: exists, and the folder holds no results of predict"):
-        predict(run, [str(hand)], out)
-
-
-def test_drawings_have_names_of_their_own() -> None:
-    files = [Path(name) for name in ("a.jpg", "b/a.png", "a_2.jpg", "A.jpg", "c.png")]
-    assert drawing_names(files) == ["a.png", "a_2.png", "a_2_2.png", "A_3.png", "c.png"]
-
-
-def test_any_name_of_a_file_is_drawn(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "photos").mkdir()
-    names = [r"$\frac{$.png", "\x1b[31mred.png", "line\nerror: no.png", "手.png"]
-    for name in names:
-        save_hand(tmp_path / "plain.png").rename(tmp_path / "photos" / name)
-    assert run_cli("predict", str(run), str(tmp_path / "photos"), "--out", str(tmp_path / "out")) == 0
-    captured = capsys.readouterr()
-    assert "\x1b" not in captured.out + captured.err
-    assert "\nerror" not in captured.out + captured.err
-    assert all((tmp_path / "out" / name).exists() for name in names)
-
-
-def test_a_prediction_imports_nothing_of_training(run: Path, tmp_path: Path) -> None:
-    """Of a prediction of one picture, imports take most of the time; torch and torchvision are most of them."""
-    unwanted = ["tensorboard", "sklearn", "pandas", "timm", "onnx", "jinja2", "peclr_dali.synthetic",
-                "peclr_dali.train.report", "peclr_dali.train.trainer", "peclr_dali.train.pretrain"]  # fmt: skip
-    program = (
-        "import sys; from peclr_dali.cli import main\n"
-        "try: main(sys.argv[2:])\n"
-        "except SystemExit as end: assert not end.code\n"
-        "assert not (found := {*sys.argv[1].split()} & {*sys.modules}), found"
-    )
-    words = ["predict", run, save_hand(tmp_path / "hand.png"), "--out", tmp_path / "out"]
-    command = [sys.executable, "-c", program, " ".join(unwanted), *map(str, words)]
-    call = subprocess.run(command, capture_output=True, check=False, text=True, cwd=Path(__file__).parents[3])
-    assert call.returncode == 0, call.stderr
+def test_pictures_come_from_files_and_folders_outside_the_results(run: Path, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    files = [save_hand(photos / name) for name in ("a.JPG", "b.png", "in/b.png", ".hidden/b.png")]
+    found = predict(run, [str(files[1]), str(photos)], tmp_path / "out").predictions
+    assert [one.image for one in found] == [files[1], files[0], files[2]]
+    assert [one.drawing for one in found] == ["0000_b.jpg", "0001_a.jpg", "0002_b.jpg"]
+    with pytest.raises(UserError, match=r"out is within .*photos: its drawings would be read as pictures"):
+        predict(run, [str(photos)], photos / "out")
+    with pytest.raises(UserError, match="exists, and the folder holds no results of predict"):
+        predict(run, [str(files[0])], photos)
 
 
 def test_unreadable_pictures_are_left_out_and_named_at_the_end(
@@ -285,13 +235,14 @@ def test_unreadable_pictures_are_left_out_and_named_at_the_end(
     (photos / "a.jpg").write_text("hello")
     save_hand(photos / "c.png", 1, 1)
     assert run_cli("predict", str(run), str(photos), "--out", str(out)) == 0
-    told = capsys.readouterr().err
-    assert [start in told for start in ("left out: ", "a.jpg is not a", "c.png has 1 x 1")] == [True] * 3
+    told = capsys.readouterr().err.splitlines()[-3:]
+    assert told[0].startswith("left out 2 pictures, which are not JPEG, PNG, WebP, TIFF or BMP of 4 to")
+    assert [line.strip() for line in told[1:]] == [str(photos / "a.jpg"), str(photos / "c.png")]
     for one, alone in zip(read_predictions(out), expected, strict=True):
         np.testing.assert_allclose(one["keypoints_px"], alone.keypoints_px, atol=1e-2)
     for file in good:
         Path(file).write_bytes(b"")
-    with pytest.raises(UserError, match=r"none of 4 pictures can be used; the first: .*a\.jpg is not a readable"):
+    with pytest.raises(UserError, match=r"none of 4 pictures can be used, such as .*a\.jpg; expected JPEG"):
         predict(run, [str(photos)], tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
@@ -317,50 +268,37 @@ def test_a_network_of_finite_weights_that_gives_nan_writes_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_pictures_come_from_files_and_folders(tmp_path: Path) -> None:
-    for name in ("b.png", "a.JPG", "c.txt", "in/it.png", "out/b.png", ".hidden/b.png", "._a.jpg", "@eaDir/b.jpg"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    out = tmp_path / "out"
-    everything = [tmp_path / "a.JPG", tmp_path / "b.png", tmp_path / "in/it.png"]
-    assert find_images([str(tmp_path)], out) == everything  # not the results of an earlier call
-    assert find_images([str(tmp_path / "b.png"), str(tmp_path)], out) == [everything[place] for place in (1, 0, 2)]
-    assert find_images([str(tmp_path / "c.txt")], out) == [tmp_path / "c.txt"]
-
-
 @pytest.mark.parametrize(
     "content",
-    ["[[1e30, 0, 1], [0, 1e-30, 3], [0, 0, 1]]", "[[500, 1000, 80], [125, 250, 60], [0, 0, 1]]",
-     "[[1.2, 0, 0.5], [0, 1.6, 0.5], [0, 0, 1]]", "[[NaN, 0, 1], [0, 500, 3], [0, 0, 1]]",
-     "[[500, 0, 1e39], [0, 500, 3], [0, 0, 1]]", "[[[500, 0, 100], [0, 500, 90], [0, 0, 1]]]", "{", "3"],
+    ["[[500, 1000, 80], [125, 250, 60], [0, 0, 1]]", "[[1.2, 0, 0.5], [0, 1.6, 0.5], [0, 0, 1]]",
+     "[[NaN, 0, 1], [0, 500, 3], [0, 0, 1]]", "[[500, 0, 1e39], [0, 500, 3], [0, 0, 1]]", "{"],
 )  # fmt: skip
 def test_what_is_no_camera_in_pixels_is_refused(content: str, tmp_path: Path) -> None:
-    """Out of all bounds, singular, in units of the picture's width, not a number, infinite in float32, one for each."""
+    """Singular, in units of the picture's width, not a number, infinite in float32, no JSON."""
     (tmp_path / "camera.json").write_text(content)
     with pytest.raises(UserError, match=r"no camera matrix in pixels: expected a single one.* at least 10 pixels"):
         read_intrinsics(tmp_path / "camera.json")
     assert assumed_intrinsics(400, 300).tolist() == [[400, 0, 200], [0, 400, 150], [0, 0, 1]]  # sees 53 degrees
 
 
-WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
-    "nothing there": (lambda root: {"images": [str(root / "no.png")]}, "no.png': no picture and no folder"),
-    "empty folder": (lambda root: {"images": [str(root / "empty")]}, "empty': no picture and no folder"),
-    "box outside": (lambda _: {"box_px": (60.0, 5.0, 90.0, 9.0)}, "show nothing of their images"),
-    "box in fractions": (lambda _: {"box_px": (0.1, 0.1, 0.9, 0.9)}, "Are these fractions of the image"),
-    "no camera file": (lambda root: {"intrinsics": root / "no.json"}, "expected a JSON file with a camera matrix"),
-    "one box for two": (lambda root: {"images": [str(root)], "box_px": (1.0, 2.0, 3.0, 4.0)}, "--box names one place"),
-    "no run": (lambda root: {"run": root / "empty"}, "holds no checkpoint; expected the folder of a fine-tuning run"),
-    "out is a file": (lambda root: {"out": root / "text.txt"}, "cannot be written to"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_reported_in_one_line(case: str, run: Path, tmp_path: Path) -> None:
-    save_hand(tmp_path / "hand.png", 50, 40)
-    save_hand(tmp_path / "other.png", 50, 40)
-    (tmp_path / "text.txt").write_text("hello")
-    (tmp_path / "empty").mkdir()
-    make, message = WRONG[case]
-    arguments: dict[str, Any] = {"run": run, "images": [str(tmp_path / "hand.png")], "out": tmp_path / "out"}
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"images": ["no.png"]}, "no.png': no picture and no folder"),
+        ({"box_px": (60.0, 5.0, 90.0, 9.0)}, "show nothing of their images"),
+        ({"box_px": (0.1, 0.1, 0.9, 0.9)}, "Are these fractions of the image"),
+        ({"intrinsics": Path("no.json")}, "expected a JSON file with a camera matrix"),
+        ({"images": ["hand.png", "text.txt"], "box_px": (1.0, 2.0, 3.0, 4.0)}, "--box names one place"),
+        ({"run": Path("empty")}, "holds no checkpoint; expected the folder of a fine-tuning run"),
+        ({"out": Path("text.txt")}, "cannot be written to"),
+    ],
+)
+def test_wrong_input_is_reported_in_one_line(
+    wrong: dict[str, Any], message: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_hand(Path("hand.png"), 50, 40)
+    Path("text.txt").write_text("hello")
+    Path("empty").mkdir()
     with pytest.raises(UserError, match=message):
-        predict(**{**arguments, **make(tmp_path)})
+        predict(**{"run": run, "images": ["hand.png"], "out": Path("out"), **wrong})

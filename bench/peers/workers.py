@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from peclr_dali.bench.loaders.peers.paper_views import VIEW_PX, Files, endless_batches
+from peclr_dali.bench.peers.paper_views import VIEW_PX, Files, endless_batches
 
 MakeBatch = Callable[[Files, Sequence[int]], Any]
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from peclr_dali.bench import training
 from peclr_dali.bench.measure import Rounds
-from peclr_dali.bench.training import step
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.load import load_config
@@ -36,21 +35,14 @@ def config(settings: list[str]) -> Config:
     return load_config(Config, [], settings)
 
 
-def with_train(config: Config, **changed: Any) -> Config:
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, **changed))
-
-
 def test_a_row_has_what_a_table_of_cards_says(
     settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the command, with an overlay of a card, whose keys `--set` changes."""
     record = tmp_path / "train.jsonl"
-    card = [
-        "-c",
-        "configs/cards/rtx_11gb.toml",
-        *as_options([*settings, "pipelines.views=dali", "train.precision=fp32"]),
-    ]
-    assert run_cli("bench-train", *card, "--repeats", "2", "--seconds", "0.1", "--record", str(record)) == 0
+    keys = as_options([*settings, "pipelines.views=dali", "train.precision=fp32"])
+    quick = ["--repeats", "2", "--seconds", "0.1", "--record", str(record)]
+    assert run_cli("bench-train", "-c", "configs/cards/rtx_11gb.toml", *keys, *quick) == 0
     row = json.loads(record.read_text())
     assert row["files"] == ["rtx_11gb"]
     assert (row["card"], row["device"], row["decoder"], row["views"]) == ("none", "cpu", "cpu", "dali")
@@ -61,16 +53,14 @@ def test_a_row_has_what_a_table_of_cards_says(
     for way in ("in_memory", "with_loader"):
         assert len(row[way]["repeats"]) == 2
         assert row[way]["images"] % row["config"]["train"]["batch"] == 0
-    printed = capsys.readouterr().out
-    assert "waited for the loader" in printed
-    assert "cpu: batches of 12 in micro-batches of 4" in printed
+    assert re.search(r"\| card +\| cpu +\|", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("loading_s", "stepping_s", "waits"), [(0.05, 0.0, True), (0.0, 0.05, False)])
 def test_waiting_is_the_time_until_a_batch_arrives(
     loading_s: float, stepping_s: float, waits: bool, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = step.StepBench(config, load_index(config.data), World())
+    bench = training.StepBench(config, load_index(config.data), World())
 
     @contextmanager
     def loader() -> Iterator[Iterator[Batch]]:
@@ -92,9 +82,10 @@ def test_waiting_is_the_time_until_a_batch_arrives(
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # fp16 may skip its first step
-def test_on_a_gpu(config: Config) -> None:
-    for precision in ("fp32", "bf16", "fp16"):
-        row = step.bench_train(with_train(config, device="cuda", precision=precision), [], QUICK, print)
-        assert row["device"].startswith("cuda")
-        assert row["card"] == row["machine"]["gpu"]
-        assert 0 < row["peak_memory_mib"] < row["device_memory_mib"]
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_on_a_gpu(precision: str, settings: list[str]) -> None:
+    config = load_config(Config, [], [*settings, "train.device=cuda", f"train.precision={precision}"])
+    row = training.bench_train(config, [], QUICK, print)
+    assert row["device"].startswith("cuda")
+    assert row["card"] == row["machine"]["gpu"]
+    assert 0 < row["peak_memory_mib"] < row["device_memory_mib"]

@@ -1,0 +1,121 @@
+"""The commands that measure: the loader beside other loaders, and the training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from peclr_dali.bounds import LARGEST_COUNT
+from peclr_dali.errors import UserError
+from peclr_dali.train.commands.options import FILE, config_options, pretraining_config
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def record_option(command: F) -> F:
+    """Add `--record`, a file of rows. It is read before anything is measured, in case that it is another file."""
+    text = "Append the result to this file as a line of JSON."
+    return click.option("--record", type=FILE, callback=_rows, help=text)(command)
+
+
+def _rows(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and path.exists():
+        from peclr_dali.bench.rows import read_rows  # imported late, so that --help is fast
+
+        try:
+            read_rows(path)
+        except UserError as error:
+            raise UserError(f"{parameter.opts[0]} {error}") from error
+    return path
+
+
+def rounds_options(repeats: int) -> Callable[[F], F]:
+    """Add `--repeats` and `--seconds`."""
+    rounds, seconds = click.IntRange(2, LARGEST_COUNT), click.FloatRange(0.1, 1e5)
+    each, least = "Rounds; each measures everything once.", "Minimum length of a repeat."
+    add_repeats = click.option("--repeats", default=repeats, show_default=True, type=rounds, help=each)
+    add_seconds = click.option("--seconds", default=2.0, show_default=True, type=seconds, help=least)
+    return lambda command: add_repeats(add_seconds(command))
+
+
+@click.command("bench-loader")
+@config_options
+@click.option("--batch", default=256, show_default=True, type=click.IntRange(1, 65536), help="Images in a batch.")
+@rounds_options(7)
+@click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other loaders too.")
+@record_option
+def bench_loader(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    batch: int,
+    repeats: int,
+    seconds: float,
+    peers: bool,
+    record: Path | None,
+) -> None:
+    """Measure our loader, its parts and other loaders.
+
+    \b
+      python cli.py make-data .data/hands
+      python cli.py bench-loader
+      taskset -c 0-3 python cli.py bench-loader --record bench/results/loader.jsonl
+
+    All have the same cores. On a GPU it measures the peers that decode there too. A peer that cannot run here is left
+    out, and a line says why.
+    """
+    config = pretraining_config(files, overrides)
+    from peclr_dali.bench.measure import Rounds, require_images
+    from peclr_dali.pipelines.sources import load_index
+
+    # Before torch is imported, which takes longer than to list the images.
+    require_images(len(index := load_index(config.data)), batch, index.root)
+    from peclr_dali.bench.loaders import compare_loaders
+    from peclr_dali.bench.tables import loaders
+    from peclr_dali.train.distributed.world import described_world
+    from peclr_dali.train.runs.log import configure_logging, progress_bar
+
+    configure_logging()
+    rounds, device = Rounds(repeats=repeats, repeat_s=seconds), described_world(config.train.device).device
+    with progress_bar("measuring") as progress:
+        row = compare_loaders(config, index, rounds, batch=batch, peers=peers, device=device, progress=progress)
+    _report(row, f"{loaders(row)}\n{row['verdict']}", record)
+
+
+@click.command("bench-train")
+@config_options
+@rounds_options(5)
+@record_option
+def bench_train(
+    files: Sequence[Path], overrides: Sequence[str], repeats: int, seconds: float, record: Path | None
+) -> None:
+    """Measure the training step alone and with the loader.
+
+    Does training wait for data?
+
+    \b
+      python cli.py bench-train -c configs/demo.toml
+      python cli.py bench-train -c configs/peclr_rn50.toml -c configs/cards/a100.toml --record bench/results/train.jsonl
+    """
+    config = pretraining_config(files, overrides)
+    from peclr_dali.bench import training
+    from peclr_dali.bench.measure import Rounds
+    from peclr_dali.bench.rows import markdown
+    from peclr_dali.bench.tables import training_figures
+    from peclr_dali.train.runs.log import configure_logging, progress_bar
+
+    configure_logging()
+    rounds = Rounds(repeats=repeats, repeat_s=seconds, warmup_s=1.0)
+    with progress_bar("stepping") as progress:
+        row = training.bench_train(config, [file.stem for file in files], rounds, progress)
+    _report(row, markdown(["", row["precision"]], training_figures(row).items()), record)
+
+
+def _report(row: dict[str, Any], text: str, record: Path | None) -> None:
+    from peclr_dali.bench.rows import append
+
+    if record is not None:  # first, since the terminal may be gone
+        append(record, row)
+    click.echo(text)

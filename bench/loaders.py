@@ -1,0 +1,106 @@
+"""Our loader, its parts and other loaders, measured in one run on the same cores."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from peclr_dali.bench.measure import Progress, Rounds, Start, measure_in_rounds
+from peclr_dali.bench.our_loader import decode_only, make_endless_loader, our_batches, read_only
+from peclr_dali.bench.peers import offered_peers
+from peclr_dali.bench.peers.paper_views import Files
+from peclr_dali.bench.rows import Row, describe_machine
+from peclr_dali.errors import UserError
+from peclr_dali.machine.cores import available_cores
+from peclr_dali.pipelines.samples.image_sizes import upright_sizes_px
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.config.tables import to_dict
+
+log = logging.getLogger(__name__)
+
+_BUSY: Final = 0.8
+"""Share of busy cores from which the processor counts as the limit."""
+
+
+def compare_loaders(
+    config: Config, index: Index, rounds: Rounds, *, batch: int, peers: bool, device: torch.device, progress: Progress
+) -> dict[str, Any]:
+    """Measure our loader as configured, its parts, and every peer that can run here, in rounds.
+
+    The index has a batch of images or more. Peers on a GPU use the current one, whatever our loader's device is.
+
+    Returns:
+        A row of bench/results/. "loaders" begins with ours; "stages" are its parts, each alone.
+
+    Raises:
+        UserError: an image cannot be used.
+    """
+    make_loader = partial(make_endless_loader, index, config, batch, device)
+    with make_loader() as loader:
+        settings = loader.settings
+    starts: dict[str, Start] = {"this loader": partial(our_batches, index, config, batch, device)}
+    if index.store is not None:
+        log.info("packed data: other loaders are left out, since they need single files")
+    else:
+        files = checked_files(index)  # reading also fills the page cache, for all loaders alike
+        for name, peer in offered_peers(files, device).items() if peers else ():
+            starts[name] = partial(peer.start, files, available_cores(), batch)
+    loaders = len(starts)
+    starts["read only"] = partial(read_only, make_loader)
+    starts["decode only"] = partial(decode_only, make_loader, min(len(index), 512))  # a fair sample of mixed sizes
+    gc.freeze()  # as pre-training does
+    rates = measure_in_rounds([*starts.values()], rounds, progress)
+    entries = [
+        {"name": name, **rate.as_row(), "ours_is": [round(x, 3) for x in rates[0].over(rate)]}
+        for name, rate in zip(starts, rates, strict=True)
+    ]
+    machine, tables = describe_machine(), to_dict(config)
+    row = {
+        "bench": "loader",
+        "machine": machine,
+        "settings": {**asdict(rounds), "batch": batch},
+        "config": {name: tables[name] for name in ("data", "geometry", "colour", "appearance", "pipelines")},
+        "device": str(device),
+        "card": machine["gpu"] if device.type == "cuda" else "none",
+        "decoder": settings.decoder,
+        "views": settings.views,
+        "images_per_row": 1 if index.partners is None else 2,
+        "loaders": entries[:loaders],
+        "stages": entries[loaders:],
+    }
+    return row | {"verdict": verdict(row)}
+
+
+def checked_files(index: Index) -> Files:
+    """All files with their boxes, checked, since other loaders stop at a bad one.
+
+    Raises:
+        UserError: a file cannot be used.
+    """
+    paths = [str(index.path(sample)) for sample in range(len(index))]
+    height_px, width_px = upright_sizes_px(index, np.arange(len(index))).T
+    if (bad := np.flatnonzero(height_px == 0)).size:
+        raise UserError(
+            f"{paths[bad[0]]}: cannot be used. List such files with 'python cli.py check-data' and leave them out with "
+            "--set data.bad_list=..."
+        )
+    whole_px = np.stack([width_px / 2, height_px / 2, np.maximum(width_px, height_px)], axis=1)
+    return Files(paths, np.where(index.box_px[:, 2:] == 0, whole_px, index.box_px).astype(np.float32))
+
+
+def verdict(row: Row) -> str:
+    """What limits the loader, and what the processor's time goes to, from a row of `bench-loader`."""
+    ours, (read, decode), cores = row["loaders"][0], row["stages"], row["machine"]["cores"]
+    read_ms, decode_ms, ours_ms = (float(one["cpu_ms_per_image"]) for one in (read, decode, ours))
+    costs = {"reading": read_ms, "decoding": decode_ms, "making views": max(ours_ms - read_ms - decode_ms, 0.0)}
+    shares = ", ".join(f"{name} {cost / sum(costs.values()):.0%}" for name, cost in costs.items())
+    busy = ours["cores_busy"] / cores
+    limit = "the processor limits it" if busy >= _BUSY else "the processor does not limit it"
+    return f"{busy:.0%} of {cores} cores are busy, so {limit}. The processor's time: {shares}."
