@@ -24,7 +24,7 @@ setup: $(STAMP)  ## install everything into .venv (no GPU needed)
 
 $(STAMP): requirements.lock
 	@[ "$$(uname -s)-$$(uname -m)" = Linux-x86_64 ] || { echo "This is $$(uname -s) on $$(uname -m), and \
-	requirements.lock is for Linux on x86-64: use WSL2 on Windows, or a Linux machine elsewhere (docs/install.md)."; exit 2; }
+	requirements.lock is for Linux on x86-64: use WSL2 on Windows, or a Linux machine elsewhere (docs/commands.md)."; exit 2; }
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v <= (3, 13))' 2>/dev/null || { \
 	echo "$(PYTHON) is $$("$(PYTHON)" -V 2>&1), and Python 3.11, 3.12 or 3.13 is needed: \
 	install one, or name it with 'make PYTHON=/path/to/python3.11'."; exit 2; }

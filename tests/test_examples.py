@@ -50,23 +50,9 @@ def numbers(pattern: str, text: str) -> list[float]:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_an_example_is_short_and_says_its_command(file: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
-    assert 40 <= len(lines) <= (150 if file.stem == "simhand" else 120)
+    assert 40 <= len(lines) <= 120
     assert lines[0].startswith(f'"""Run `.venv/bin/python -m examples.{file.stem}`: ')
     assert importlib.import_module(f"examples.{file.stem}").main
-
-
-def test_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = run("examples.loop", "--images 64 --batch 16 --epochs 4", monkeypatch, capsys)
-    losses = numbers(r"4 steps, loss ([\d.]+)", printed)
-    assert len(losses) == 4
-    assert losses[-1] < losses[0]
-
-
-def test_multi_crop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = run("examples.multi_crop", "--images 96 --batch 32 --epochs 4", monkeypatch, capsys)
-    losses = numbers(r"loss ([\d.]+)", printed)
-    assert len(losses) == 4
-    assert losses[-1] < losses[0]
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice, and what it uses of torch that is deprecated
@@ -146,14 +132,6 @@ def test_other_commands_take_a_run_with_a_loss_of_its_own(
     for name, weight in exported.items():
         if not name.endswith(("running_mean", "running_var", "num_batches_tracked", "fc.weight", "fc.bias")):
             torch.testing.assert_close(tuned[name], weight, rtol=0, atol=1e-6)
-
-
-def test_leaves(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = run("examples.leaves", "--images 96 --batch 32 --epochs 6", monkeypatch, capsys)
-    losses = numbers(r"loss ([\d.]+)", printed)
-    assert losses[-1] < losses[0]
-    (undone,), (not_undone,) = (numbers(rf"epoch 5.* {word}: (\d+)%", printed) for word in ("found", "not undone"))
-    assert undone > not_undone
 
 
 def test_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,7 +105,7 @@ def test_onnx_computes_what_torch_does_for_any_batch(run: Path, exported: Path) 
     assert not list(run.glob("*.part"))
 
 
-EXAMPLE = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "onnx.md").read_text(), re.DOTALL)
+EXAMPLE = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ def export_onnx(source: Path, out: Path) -> str:
     Inputs are `image` (N, 3, S, S) uint8 RGB, the view, and `intrinsics` (N, 3, 3) float32 of that view
     (`view_intrinsics` in models/pose.py); outputs `keypoints_px` (N, K, 2) in the view's pixels, corner-based, and
     `joints` (N, K, 3) in the camera's frame, in reference bones. N is free, S is the run's. The file's metadata say
-    under "preprocessing" how a picture becomes `image`; docs/onnx.md has an example.
+    under "preprocessing" how a picture becomes `image`; docs/export.md has an example.
 
     Raises:
         UserError: `source` is not a fine-tuning run, `out` does not end in .onnx or cannot be written, or the file's
