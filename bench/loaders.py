@@ -14,12 +14,11 @@ import torch
 from peclr_dali.bench.measure import Progress, Rounds, Start, measure_in_rounds
 from peclr_dali.bench.our_loader import decode_only, make_endless_loader, our_batches, read_only
 from peclr_dali.bench.peers import offered_peers
-from peclr_dali.bench.peers.paper_views import Files
+from peclr_dali.bench.peers.workers import Files
 from peclr_dali.bench.rows import Row, describe_machine
 from peclr_dali.errors import UserError
-from peclr_dali.machine.cores import available_cores
-from peclr_dali.pipelines.samples.image_sizes import upright_sizes_px
-from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.machine import available_cores
+from peclr_dali.pipelines.samples.index import Index, upright_sizes_px
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.config.tables import to_dict
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from peclr_dali.errors import UserError
-from peclr_dali.machine.cores import available_cores
+from peclr_dali.machine import available_cores
 from peclr_dali.parsing import parse_json, regular
 
 Row = Mapping[str, Any]

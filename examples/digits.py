@@ -29,7 +29,7 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.probe.features import features_of_rows, trained_encoder
+from peclr_dali.train.probe import features_of_rows, trained_encoder
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
 
 PEOPLE = (2, 5, 10, 20, 40)

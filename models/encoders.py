@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 import torchvision
 from torch import Tensor, nn
 
-from peclr_dali.errors import UserError
-from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.models.config import WEIGHTS_EXPECTED, EncoderConfig, encoder_class
 from peclr_dali.models.weights import encoder_state, load_strictly, read_weights
 

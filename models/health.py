@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peclr_dali.models.losses.nt_xent import TILE_ELEMENTS
-from peclr_dali.models.losses.tensors import require_pairs
+from peclr_dali.models.nt_xent import TILE_ELEMENTS, require_pairs
 
 
 class Health(NamedTuple):

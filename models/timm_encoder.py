@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from peclr_dali.errors import UserError
-from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.models.encoders import Encoder
 from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
 

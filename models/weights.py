@@ -13,8 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from peclr_dali.errors import UserError
-from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.skeleton import HAND, hand_rows
 
 State = dict[str, Tensor]

@@ -6,6 +6,7 @@ They are not frozen, because Lightning converts the types of tensors by writing 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,6 @@ import torch
 from torch import Tensor
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.to_device import to_device
 
 
 @dataclass(eq=False)
@@ -102,3 +102,13 @@ class Batch:
         points_px = to_device(self.all_keypoints_px[self.samples[:, view].numpy()], affine.device)
         # Written out, because autocast would run a product of matrices in 16 bits.
         return affine[..., 0] * points_px[..., :1] + affine[..., 1] * points_px[..., 1:] + affine[..., 2]
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor on a device: on a CPU it shares the array's memory, on a GPU it is a copy.
+
+    The host does not wait for the copy, since it is made from pinned memory. Torch does not use the pinned memory again
+    before the copy is finished. The array itself may be changed as soon as this function returns.
+    """
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

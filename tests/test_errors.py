@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from peclr_dali.errors.terminal import as_size
+from peclr_dali.errors import as_size
 from tests.command_line import run_cli
 
 
@@ -27,7 +27,7 @@ def test_what_a_user_can_mend_is_one_line(
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("peclr_dali.train.data.preview.preview", fail)
+    monkeypatch.setattr("peclr_dali.train.data.preview", fail)
     assert run_cli("views", "out.png") == 2
     printed = capsys.readouterr().err
     assert printed.startswith(line)
@@ -41,7 +41,7 @@ def test_other_errors_keep_their_traceback(error: Exception, monkeypatch: pytest
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("peclr_dali.train.data.preview.preview", fail)
+    monkeypatch.setattr("peclr_dali.train.data.preview", fail)
     with pytest.raises(type(error)):
         run_cli("views", "out.png")
 

@@ -19,8 +19,8 @@ import torch
 
 from examples.simhand import weighted_nt_xent
 from peclr_dali.models.config import EncoderConfig, ProjectorConfig
-from peclr_dali.models.losses.nt_xent import NTXent
 from peclr_dali.models.network import build_network
+from peclr_dali.models.nt_xent import NTXent
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.config.tables import to_dict

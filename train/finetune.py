@@ -22,12 +22,12 @@ from peclr_dali.train.evaluation.constants import evaluation_constants
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.pose.pictures import save_curves, save_predictions
+from peclr_dali.train.pose.pose_run import Validation, best_of, load_validation, validate
 from peclr_dali.train.pose.pose_step import PoseStep, PoseStepResult
-from peclr_dali.train.pose.validation import Validation, best_of, load_validation, validate
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.steps.training_state import compiled
 from peclr_dali.train.trainer import Task, Trainer
-from peclr_dali.train.weights.starting_weights import start_pose_network
+from peclr_dali.train.weights.convert import start_pose_network
 
 log = logging.getLogger(__name__)
 

@@ -15,15 +15,14 @@ from peclr_dali.errors import UserError
 from peclr_dali.models.config import NT_XENT, EncoderConfig, LossConfig
 from peclr_dali.models.equivariance import build_undo
 from peclr_dali.models.health import health
-from peclr_dali.models.losses.nt_xent import NTXent, loss_at_chance
 from peclr_dali.models.network import ContrastiveNetwork, build_network
+from peclr_dali.models.nt_xent import NTXent, loss_at_chance
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import rows_per_batch
-from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.pipelines.samples.order import micro_batch_share, rows_per_batch
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.probe.linear_probe import Probe, build_probe
+from peclr_dali.train.probe import Probe, build_probe
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.pictures import save_loss
 from peclr_dali.train.steps.batch_statistics import synchronise

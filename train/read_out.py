@@ -20,12 +20,11 @@ from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.distributed.world import World, described_world
 from peclr_dali.train.pose.inference import inference
 from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
-from peclr_dali.train.probe.features import canonical_batches
-from peclr_dali.train.probe.ridge import fit_ridge, poses_to_read
+from peclr_dali.train.probe import canonical_batches, fit_ridge, poses_to_read
 from peclr_dali.train.runs.folder import Resume, RunFolder
-from peclr_dali.train.runs.log import progress_bar
+from peclr_dali.train.runs.meter import progress_bar
 from peclr_dali.train.trainer import set_threads
-from peclr_dali.train.weights.starting_weights import start_pose_network
+from peclr_dali.train.weights.convert import start_pose_network
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from typing import Final
 
 import torch
 
-from peclr_dali.bench.peers.paper_views import Files
-from peclr_dali.bench.peers.workers import in_workers
+from peclr_dali.bench.peers.workers import Files, in_workers
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from nvidia.dali import fn
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import DALIDataType, DALIImageType
 
-from peclr_dali.bench.peers.paper_views import RANGES, VIEW_PX, Files, endless_batches
+from peclr_dali.bench.peers.workers import RANGES, VIEW_PX, Files, endless_batches
 
 _IMAGENET_MEAN: Final = [0.485 * 255, 0.456 * 255, 0.406 * 255]
 _IMAGENET_STD: Final = [0.229 * 255, 0.224 * 255, 0.225 * 255]

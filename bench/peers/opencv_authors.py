@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from peclr_dali.bench.peers.paper_views import VIEW_PX, Draws, Files, draw
+from peclr_dali.bench.peers.workers import VIEW_PX, Draws, Files, draw
 
 _NORMALISED: Final = Compose([ToTensor(), Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
 

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from peclr_dali.bench.peers.paper_views import VIEW_PX, Draws, Files, draw, source_to_view_px
-from peclr_dali.bench.peers.workers import shared_views
+from peclr_dali.bench.peers.workers import VIEW_PX, Draws, Files, draw, shared_views, source_to_view_px
 
 
 def make_batch(files: Files, samples: Sequence[int], empty: Callable[[int], Tensor] = shared_views) -> Tensor:

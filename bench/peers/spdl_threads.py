@@ -12,7 +12,7 @@ from spdl.pipeline import PipelineBuilder
 from torch import Tensor
 
 from peclr_dali.bench.peers.opencv_tuned import make_batch
-from peclr_dali.bench.peers.paper_views import VIEW_PX, Files, endless_batches
+from peclr_dali.bench.peers.workers import VIEW_PX, Files, endless_batches
 
 
 def batches(files: Files, threads: int, batch: int) -> Iterator[Tensor]:

@@ -10,8 +10,7 @@ from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from peclr_dali.bench.peers.paper_views import VIEW_PX, Draws, Files, draw
-from peclr_dali.bench.peers.workers import shared_views
+from peclr_dali.bench.peers.workers import VIEW_PX, Draws, Files, draw, shared_views
 
 
 def make_batch(files: Files, samples: Sequence[int]) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 
-from peclr_dali.bench.peers.paper_views import VIEW_PX, Draws, Files, draw, endless_batches, source_to_view_px
+from peclr_dali.bench.peers.workers import VIEW_PX, Draws, Files, draw, endless_batches, source_to_view_px
 
 
 def batches(files: Files, threads: int, batch: int, device: str = "cuda") -> Iterator[tuple[Tensor, ...]]:

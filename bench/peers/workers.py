@@ -4,15 +4,81 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import cv2
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from peclr_dali.bench.peers.paper_views import VIEW_PX, Files, endless_batches
+VIEW_PX: Final = 128
+
+
+class Files(NamedTuple):
+    """Image files that a peer makes views of."""
+
+    paths: Sequence[str]
+    """(N,) files that can be decoded."""
+
+    boxes_px: npt.NDArray[np.float32]
+    """(N, 3) centre x, centre y and side of the square around each hand, in upright source pixels."""
+
+
+class Draws(NamedTuple):
+    """Augmentations of views: a number each for one view, arrays of one shape for many.
+
+    Hue, saturation and value are factors; value_shift is added to the value, in fractions of 1.
+    """
+
+    rotation_deg: Any
+    x_frac: Any
+    y_frac: Any
+    scale: Any
+    hue: Any
+    saturation: Any
+    value: Any
+    value_shift: Any
+
+    def at(self, *place: int) -> Draws:
+        """The numbers of one view."""
+        return Draws(*(float(column[place]) for column in self))
+
+
+RANGES: Final = Draws(
+    rotation_deg=(-45.0, 45.0), x_frac=(-15 / 128, 15 / 128), y_frac=(-15 / 128, 15 / 128), scale=(0.6, 2.0),
+    hue=(0.01, 1.0), saturation=(0.01, 1.0), value=(0.5, 1.0), value_shift=(5 / 255, 20 / 255),
+)  # fmt: skip
+
+
+def draw(*shape: int) -> Draws:
+    """Independent draws for views of this shape, seeded by torch, whose seeds differ between worker processes."""
+    rng, (low, high) = np.random.default_rng(int(torch.randint(2**62, ()))), np.transpose(RANGES)
+    return Draws(*np.moveaxis(rng.uniform(low, high, (*shape, len(RANGES))), -1, 0))
+
+
+def source_to_view_px(boxes_px: npt.NDArray[Any], draws: Draws) -> npt.NDArray[np.float64]:
+    """(..., 2, 3) matrices from source to view, both corner-based, of boxes (..., 3) and draws (...)."""
+    x_px, y_px, side_px = np.moveaxis(boxes_px, -1, 0)
+    angle_rad, magnification = np.radians(draws.rotation_deg), draws.scale * VIEW_PX / side_px
+    cosine, sine = magnification * np.cos(angle_rad), magnification * np.sin(angle_rad)
+    to_x_px = VIEW_PX * (0.5 + draws.x_frac) - cosine * x_px + sine * y_px
+    to_y_px = VIEW_PX * (0.5 + draws.y_frac) - sine * x_px - cosine * y_px
+    return np.stack([cosine, -sine, to_x_px, sine, cosine, to_y_px], axis=-1).reshape(*to_x_px.shape, 2, 3)
+
+
+def endless_batches(samples: int, batch: int) -> Iterator[list[int]]:
+    """Whole batches of shuffled epochs, one after the other; a batch may span epochs."""
+    rng = np.random.default_rng()
+    order: list[int] = []
+    while True:
+        while len(order) < batch:
+            order += rng.permutation(samples).tolist()
+        yield order[:batch]
+        del order[:batch]
+
 
 MakeBatch = Callable[[Files, Sequence[int]], Any]
 

@@ -21,14 +21,13 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation.constants import evaluation_constants, mean_keypoints_px
-from peclr_dali.train.evaluation.network_errors import evaluation_config, measure
+from peclr_dali.train.evaluation.evaluate import evaluation_config, measure
 from peclr_dali.train.pose.inference import Poses, estimate_poses
-from peclr_dali.train.pose.labels import labels_to_learn
+from peclr_dali.train.pose.labels import labels_to_learn, with_true_root
 from peclr_dali.train.pose.metrics import METRICS, confidence_intervals, metric_of
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
-from peclr_dali.train.pose.sample_errors import with_true_root
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.runs.log import progress_bar
+from peclr_dali.train.runs.meter import progress_bar
 from peclr_dali.writing import whole_file
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from peclr_dali.skeleton import HAND
-from peclr_dali.synthetic.jit import Floats
+from peclr_dali.synthetic.field import Floats
 
 DIGITS = 5
 SEGMENTS = 3

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from peclr_dali.synthetic.field import Solids, part_distance
-from peclr_dali.synthetic.jit import Floats, kernel
+from peclr_dali.synthetic.field import Floats, Solids, kernel, part_distance
 
 SKIN, CLOTH, OBJECT = range(3)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +22,14 @@ from functools import cached_property, partial
 from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.config import PipelinesConfig
-from peclr_dali.pipelines.loader.buffers import PixelBuffers
 from peclr_dali.pipelines.loader.plan import plan_chunk
 from peclr_dali.pipelines.loader.read import CLOSED, Quarantine, Reader
 from peclr_dali.pipelines.render.chunk import Chunk
@@ -38,6 +39,24 @@ from peclr_dali.pipelines.render.settings import Settings, choose_settings
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import Schedule
 from peclr_dali.pipelines.views.augmentation import Augmentation
+
+
+class PixelBuffers:
+    """Arrays of one shape that are reused when their tensors are gone."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self._spare: list[npt.NDArray[np.uint8]] = []
+
+    def tensor(self) -> Tensor:
+        """An uninitialised uint8 tensor of this shape. Its memory is reused when nothing refers to it any more."""
+        try:
+            buffer = self._spare.pop()
+        except IndexError:
+            buffer = np.empty(self.shape, np.uint8)  # NumPy asks for huge pages
+        lent = buffer.view()  # lives as long as a tensor shares its memory; the buffer outlives it
+        weakref.finalize(lent, self._spare.append, buffer).atexit = False
+        return from_numpy(lent)
 
 
 class Loader:

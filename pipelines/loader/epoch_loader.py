@@ -15,15 +15,14 @@ import torch
 
 from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
 from peclr_dali.errors import UserError
-from peclr_dali.machine.ranks import described_ranks
+from peclr_dali.machine import described_ranks
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.loader.read import Quarantine
 from peclr_dali.pipelines.randomness import MOST_VIEWS
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
-from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, micro_batch_share, steps_per_epoch
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 

@@ -10,9 +10,9 @@ import torch
 from numba.extending import register_jitable
 from torch import Tensor
 
-from peclr_dali.machine.compiled import cached
+from peclr_dali.machine import cached
 from peclr_dali.pipelines.arrays import FloatArray
-from peclr_dali.pipelines.to_device import to_device
+from peclr_dali.pipelines.batch import to_device
 from peclr_dali.pipelines.views.appearance import CHANGES, AppearanceConfig, Column
 
 _AT_ONCE = 64

@@ -28,8 +28,8 @@ import triton.language as tl
 from torch import Tensor
 
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.batch import to_device
 from peclr_dali.pipelines.render.cpu_views import view_to_source
-from peclr_dali.pipelines.to_device import to_device
 from peclr_dali.pipelines.views.augmentation import Augmentation
 from peclr_dali.pipelines.views.draws import Draw
 from peclr_dali.pipelines.views.plan import Plan

@@ -12,8 +12,7 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import BoolArray, IntArray
-from peclr_dali.pipelines.samples.image_sizes import spread, upright_sizes_px
-from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.index import Index, spread, upright_sizes_px
 
 _SAMPLED: Final = 64
 """Number of images whose size is read."""

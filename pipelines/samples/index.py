@@ -7,8 +7,10 @@ import os
 import stat
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +18,9 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
-from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
-from peclr_dali.pipelines.samples.partners import Partners
+from peclr_dali.pipelines.files.check import MAX_FILE_BYTES, BadImage, check_image
+from peclr_dali.pipelines.files.exif import upright_size_px
+from peclr_dali.pipelines.samples.join import Partners
 from peclr_dali.skeleton import HAND
 
 _FAULTS_OF_A_FILE: Final = (
@@ -220,3 +223,37 @@ def read_file(path: str) -> bytes:
             return file.read()
     finally:
         os.close(descriptor)
+
+
+_SAMPLED: Final = 32
+"""Number of images whose size is read."""
+
+
+def read_upright_size_px(read: Callable[[], bytes]) -> tuple[int, int] | None:
+    """Height and width of an image, EXIF orientation applied; None if it cannot be read or is not an image."""
+    try:
+        file = check_image(read())
+    except (OSError, BadImage):
+        return None
+    height, width = upright_size_px(np.array([file.size_px]), np.array([file.orientation]))[0].tolist()
+    return height, width
+
+
+def upright_sizes_px(index: Index, rows: IntArray) -> IntArray:
+    """Heights and widths (N, 2) of images of an index as in `read_upright_size_px`; 0 where one cannot be read."""
+    sizes_px = [read_upright_size_px(partial(index.read, row)) or (0, 0) for row in rows.tolist()]
+    return np.array(sizes_px, np.int64).reshape(-1, 2)
+
+
+def spread(count: int, most: int) -> IntArray:
+    """At most `most` of the numbers below `count`, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+
+
+def sampled_sizes_px(index: Index) -> IntArray:
+    """Heights and widths (N, 2) of a sample of the index's images, as they are stored; those that can be read."""
+    sizes_px = []
+    for row in spread(len(index), _SAMPLED).tolist():
+        with suppress(OSError, BadImage):
+            sizes_px.append(check_image(index.read(row)).size_px)
+    return np.array(sizes_px, np.int64).reshape(-1, 2)

@@ -15,7 +15,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, file_name, parse_json
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
-from peclr_dali.pipelines.sources.annotations.dataset_file import coco_annotations, csv_rows, dataset_file, plain_name
+from peclr_dali.pipelines.sources.label_files import coco_annotations, csv_rows, dataset_file, plain_name
 from peclr_dali.skeleton import HAND
 
 _COLUMNS: Final = ("file", "x0", "y0", "x1", "y1")

@@ -22,11 +22,9 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.sources.annotations.camera import project_px
-from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
-from peclr_dali.pipelines.sources.annotations.stored_images import ENDINGS
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.folder import files_under
+from peclr_dali.pipelines.sources.label_files import ENDINGS, dataset_file, project_px
 from peclr_dali.pipelines.sources.subsets import refuse_key
 from peclr_dali.skeleton import FINGERS, HAND
 

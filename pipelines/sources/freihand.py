@@ -14,11 +14,14 @@ import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.image_sizes import read_upright_size_px
-from peclr_dali.pipelines.samples.index import Index, read_file
-from peclr_dali.pipelines.sources.annotations.camera import project_px, require_metres
-from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file, read_json_array
+from peclr_dali.pipelines.samples.index import Index, read_file, read_upright_size_px
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
+from peclr_dali.pipelines.sources.label_files import (
+    dataset_file,
+    project_px,
+    read_json_array,
+    require_metres,
+)
 from peclr_dali.pipelines.sources.subsets import refuse_key, rows_of_split
 from peclr_dali.skeleton import HAND
 

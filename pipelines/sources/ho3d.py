@@ -20,13 +20,17 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.sources.annotations.cache import Tables, remembered
-from peclr_dali.pipelines.sources.annotations.camera import project_px, require_metres
-from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file, read_json_array
-from peclr_dali.pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
-from peclr_dali.pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
-from peclr_dali.pipelines.sources.annotations.stored_images import stored_images
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
+from peclr_dali.pipelines.sources.label_files import (
+    Tables,
+    dataset_file,
+    project_px,
+    read_json_array,
+    remembered,
+    require_metres,
+    stored_images,
+)
+from peclr_dali.pipelines.sources.pickles import MANO_TO_KEYPOINTS, read_numpy_pickle
 from peclr_dali.pipelines.sources.subsets import hash_of_name, refuse_key
 from peclr_dali.skeleton import HAND
 

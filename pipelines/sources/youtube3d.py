@@ -17,17 +17,19 @@ import ijson
 import numpy as np
 import numpy.typing as npt
 
-from peclr_dali.errors import UserError
-from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.image_sizes import read_upright_size_px
-from peclr_dali.pipelines.samples.index import Index, read_file
-from peclr_dali.pipelines.sources.annotations.cache import Tables, remembered
-from peclr_dali.pipelines.sources.annotations.dataset_file import dataset_file
-from peclr_dali.pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
-from peclr_dali.pipelines.sources.annotations.stored_images import image_name, stored_images
+from peclr_dali.pipelines.samples.index import Index, read_file, read_upright_size_px
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
+from peclr_dali.pipelines.sources.label_files import (
+    Tables,
+    dataset_file,
+    image_name,
+    remembered,
+    stored_images,
+)
+from peclr_dali.pipelines.sources.pickles import VERTICES, keypoint_regressor, read_regressor
 from peclr_dali.pipelines.sources.subsets import refuse_key
 
 _SAME_SHAPE: Final = 0.01

@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import STRICT, Fraction
 from peclr_dali.pipelines.arrays import DoubleArray, FloatArray, IntArray
-from peclr_dali.pipelines.views.ranges import Range
+from peclr_dali.pipelines.views.augmentation import Range
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,10 +19,10 @@ from peclr_dali.bench.peers import (
     dali_plain,
     opencv_authors,
     opencv_tuned,
-    paper_views,
     torchvision_gpu,
+    workers,
 )
-from peclr_dali.bench.peers.paper_views import VIEW_PX, Draws, Files, draw, source_to_view_px
+from peclr_dali.bench.peers.workers import VIEW_PX, Draws, Files, draw, source_to_view_px
 from tests.pipelines.harness import smooth_image
 
 IDENTITY = Draws(0.0, 0.0, 0.0, 1.0, hue=1.0, saturation=1.0, value=1.0, value_shift=0.0)
@@ -50,7 +50,7 @@ def test_a_peer_on_a_gpu_hands_over_whole_batches_beyond_an_epoch(peer: Peer, fi
 
 
 def test_every_sample_once_an_epoch() -> None:
-    samples = list(itertools.chain.from_iterable(itertools.islice(paper_views.endless_batches(7, 3), 14)))
+    samples = list(itertools.chain.from_iterable(itertools.islice(workers.endless_batches(7, 3), 14)))
     for epoch in range(6):
         assert sorted(samples[7 * epoch : 7 * epoch + 7]) == list(range(7))
     assert samples[:7] != samples[7:14] or samples[:7] != samples[14:21]

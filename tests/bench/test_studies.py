@@ -22,7 +22,7 @@ from peclr_dali.bench.studies.run import run_and_record
 from peclr_dali.bench.studies.scales import Dataset, Scale
 from peclr_dali.bench.studies.study import SCALES, Arm, Claim, Study
 from peclr_dali.cli import main
-from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.pipelines.samples.order import micro_batch_share
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # of linux/prctl.h and linux/capability.h
 PROGRAM = (
     "import numba\n"
-    "from peclr_dali.machine.compiled import cached\n"
+    "from peclr_dali.machine import cached\n"
     "from peclr_dali.package.limits import LIMIT\n"
     "@cached(numba.njit)\n"
     "def doubled(): return 2 * LIMIT\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peclr_dali.machine import cores
+from peclr_dali import machine as cores
 
 V2 = "0::/kubepods/pod7/container3\n"
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from peclr_dali.pipelines.loader.buffers import PixelBuffers
+from peclr_dali.pipelines.loader import PixelBuffers
 from peclr_dali.pipelines.render.settings import samples_in_chunk
-from peclr_dali.pipelines.samples.image_sizes import sampled_sizes_px
-from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.index import Index, sampled_sizes_px
 
 
 def test_the_largest_image_of_a_sample_is_found(tmp_path: Path) -> None:

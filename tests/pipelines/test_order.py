@@ -15,10 +15,10 @@ from peclr_dali.pipelines.samples.order import (
     MixtureOrder,
     RankSlice,
     build_order,
+    micro_batch_share,
     rows_per_batch,
     spread,
 )
-from peclr_dali.pipelines.samples.shares import micro_batch_share
 
 
 @settings(max_examples=50, deadline=None)

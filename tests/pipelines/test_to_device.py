@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.pipelines.to_device import to_device
+from peclr_dali.pipelines.batch import to_device
 
 
 def test_a_cpu_shares_the_memory() -> None:

@@ -13,10 +13,9 @@ import torch
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.render.cpu_views import view_to_source
-from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, Range
 from peclr_dali.pipelines.views.draws import COLUMNS, Draw
 from peclr_dali.pipelines.views.plan import count_halvings
-from peclr_dali.pipelines.views.ranges import Range
 from tests.pipelines import reference
 from tests.pipelines.harness import NO_COLOUR, RENDERERS, RendererName, draws_of, make_views, smooth_image
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from peclr_dali.errors import UserError
-from peclr_dali.models.losses.nt_xent import NTXent
+from peclr_dali.models.nt_xent import NTXent
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.steps.exact import ExactStep
 from tests.train.tiny_step import (

@@ -24,8 +24,7 @@ from peclr_dali.train.pose.inference import canonical_loader
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.metrics import pose_tables
 from peclr_dali.train.pretrain import pretrain
-from peclr_dali.train.probe.linear_probe import Probe, build_probe, probed_rows
-from peclr_dali.train.probe.ridge import fit_ridge
+from peclr_dali.train.probe import Probe, build_probe, fit_ridge, probed_rows
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import narrow_resnet18
 

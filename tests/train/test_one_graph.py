@@ -11,7 +11,7 @@ import torch
 
 from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.models.encoders import build_encoder
-from peclr_dali.models.losses.nt_xent import NTXent
+from peclr_dali.models.nt_xent import NTXent
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.load import load_config
@@ -99,7 +99,7 @@ def test_a_step_of_pretraining_has_one_graph(
 
 def test_the_loss_is_one_graph_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """In three strips of one anchor each for either view."""
-    monkeypatch.setattr("peclr_dali.models.losses.nt_xent.TILE_ELEMENTS", 6)
+    monkeypatch.setattr("peclr_dali.models.nt_xent.TILE_ELEMENTS", 6)
     embeddings = torch.randn(2, 3, 8, requires_grad=True)
     compiled, counter = traced(NTXent())
     loss, expected = compiled(embeddings), NTXent()(embeddings)

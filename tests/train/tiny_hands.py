@@ -15,7 +15,7 @@ from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.runs.checkpoint import Checkpoints
 from peclr_dali.train.runs.pictures import draw_skeleton
-from peclr_dali.train.weights.starting_weights import start_pose_network
+from peclr_dali.train.weights.convert import start_pose_network
 
 SIDE_PX = 64
 TINY = (

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from peclr_dali.models.config import EquivarianceConfig
 from peclr_dali.models.equivariance import build_undo
-from peclr_dali.models.losses.nt_xent import AnchorLoss, NTXent
+from peclr_dali.models.nt_xent import AnchorLoss, NTXent
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views, keypoints_of_pairs

@@ -55,7 +55,7 @@ def evaluate(
 
     from peclr_dali.train.config.tables import as_toml
     from peclr_dali.train.evaluation.evaluate import evaluate as measure
-    from peclr_dali.train.runs.log import configure_logging, progress_bar
+    from peclr_dali.train.runs.meter import configure_logging, progress_bar
 
     configure_logging()
     settings = [f"data.root={as_toml(data)}"] if data is not None else []
@@ -117,10 +117,9 @@ def predict(
     the pose from the side. Pictures that cannot be read are left out and listed at the end. The exit code is 2 only if
     no picture can be read. `report --predictions OUT` shows the drawings on one page.
     """
-    from peclr_dali.train.pose.predict import EXPECTED
+    from peclr_dali.train.pose.predict import EXPECTED, FILE
     from peclr_dali.train.pose.predict import predict as run_prediction
-    from peclr_dali.train.pose.predictions import FILE
-    from peclr_dali.train.runs.log import configure_logging, progress_bar
+    from peclr_dali.train.runs.meter import configure_logging, progress_bar
 
     configure_logging()
     boxes = Path(box) if box is not None and box.lower().endswith((".csv", ".json")) else None
@@ -194,7 +193,7 @@ def convert(source: Path, out: Path) -> None:
     Names and shapes are checked. No code in the file is run. A published pose network becomes a checkpoint that
     evaluate, predict and export take as a run.
     """
-    from peclr_dali.train.runs.log import configure_logging
+    from peclr_dali.train.runs.meter import configure_logging
     from peclr_dali.train.weights.convert import convert as run
 
     configure_logging()

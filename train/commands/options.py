@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
-from peclr_dali.errors.terminal import printable
+from peclr_dali.errors import printable
 from peclr_dali.shipped import is_left_to_shell
 
 if TYPE_CHECKING:

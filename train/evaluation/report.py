@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
-from peclr_dali.errors.terminal import printable
+from peclr_dali.errors import printable
 from peclr_dali.skeleton import HAND
-from peclr_dali.train.evaluation.network_errors import Evaluation
+from peclr_dali.train.evaluation.evaluate import Evaluation
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.metrics import (
     METRICS,

@@ -13,8 +13,8 @@ import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.pose import PoseNetwork, view_intrinsics
+from peclr_dali.pipelines.batch import to_device
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.to_device import to_device
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.distributed.world import World

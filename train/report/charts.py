@@ -13,7 +13,7 @@ from cycler import cycler
 from matplotlib.figure import Figure
 
 from peclr_dali.models.config import NT_XENT
-from peclr_dali.models.losses.nt_xent import loss_at_chance
+from peclr_dali.models.nt_xent import loss_at_chance
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pose.metrics import CONSTANTS
 from peclr_dali.train.report.contents import Run

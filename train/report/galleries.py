@@ -12,7 +12,7 @@ import cv2
 from peclr_dali.errors import UserError
 from peclr_dali.train.evaluation.report import CAPTION_PX
 from peclr_dali.train.pose.pictures import POSE_PX
-from peclr_dali.train.pose.predictions import read_predictions
+from peclr_dali.train.pose.predict import read_predictions
 from peclr_dali.train.report.contents import Measured, Run
 from peclr_dali.train.runs.pictures import Image, read_picture, read_sheet, shown_side_px
 

@@ -14,11 +14,11 @@ from peclr_dali.errors import UserError
 from peclr_dali.models.encoders import build_encoder
 from peclr_dali.pipelines.config import is_address
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.train.probe.features import Pixels, features_of_rows, trained_encoder
+from peclr_dali.train.probe import Pixels, features_of_rows, trained_encoder
 from peclr_dali.train.report.contents import Run
 from peclr_dali.train.report.galleries import Picture, Section, jpeg
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
-from peclr_dali.train.runs.log import progress_bar
+from peclr_dali.train.runs.meter import progress_bar
 from peclr_dali.train.runs.pictures import Image
 
 SAMPLE: Final = 400

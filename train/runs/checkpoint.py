@@ -16,8 +16,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from peclr_dali.errors import UserError
-from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.models.weights import is_safetensors, require_finite
 from peclr_dali.parsing import parse_json
 from peclr_dali.shipped import or_shipped

@@ -15,8 +15,7 @@ from typing import Generic, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from peclr_dali.models.losses.nt_xent import AnchorLoss
-from peclr_dali.models.losses.tensors import require_floats
+from peclr_dali.models.nt_xent import AnchorLoss, require_floats
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.steps.batch_statistics import one_momentum_step
 from peclr_dali.train.steps.memory import HEADROOM_BYTES, free_bytes, with_graph_bytes

@@ -11,7 +11,7 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
-from peclr_dali.machine.cores import control_groups, read
+from peclr_dali.machine import control_groups, read
 from peclr_dali.train.distributed.world import World
 
 _BLOCK_BYTES = 512

@@ -2,19 +2,77 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import NamedTuple
 
+import safetensors
+import torch
 from pydantic import TypeAdapter
 
-from peclr_dali.errors import UserError
-from peclr_dali.errors.terminal import in_one_line
+from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.models import weights
-from peclr_dali.models.config import PoseConfig
-from peclr_dali.models.encoders import make_encoder
+from peclr_dali.models.config import EncoderConfig, PoseConfig
+from peclr_dali.models.encoders import build_encoder, make_encoder
 from peclr_dali.models.pose import PoseNetwork
-from peclr_dali.train.runs.checkpoint import write_checkpoint
+from peclr_dali.models.weights import is_safetensors, load_strictly
+from peclr_dali.shipped import or_shipped
+from peclr_dali.train.runs.checkpoint import METADATA_KEY, find_checkpoint, load_checkpoint, write_checkpoint
 from peclr_dali.train.weights.export import require_ending, save_tensors
 from peclr_dali.writing import refuse_inputs
+
+
+class Start(NamedTuple):
+    """A network with its starting weights.
+
+    Attributes:
+        origin: what the weights were read from; "random" or "imagenet" if that is no file.
+        keeps_head: whether the head's weights are those of a fine-tuned network; else they are random.
+        depth: whether that head was trained with 3D labels.
+    """
+
+    network: PoseNetwork
+    origin: str
+    keeps_head: bool = False
+    depth: bool = False
+
+
+def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | None = None) -> Start:
+    """Build the network of a configuration with its starting weights; of the head see `PoseConfig.weights`.
+
+    `encoder.weights` may also be a checkpoint, the name of a shipped network, or a run's folder: its best checkpoint on
+    validation, or the newest if there was no validation. Weights that cannot be read or do not fit are a `UserError`.
+    """
+    path = or_shipped(Path(encoder.weights), ".safetensors")
+    encoder = dataclasses.replace(encoder, weights=str(path))
+    if encoder.weights in ("random", "imagenet") or not (path.is_dir() or _is_checkpoint(path)):
+        return Start(PoseNetwork(build_encoder(encoder, side_px), pose), encoder.weights)
+    saved = load_checkpoint(find_checkpoint(path, "encoder.weights to be the folder of a run, or a file of weights"))
+    name = saved["config"]["encoder"]["name"]
+    if name != encoder.name:
+        raise UserError(
+            f"encoder.weights: {path} holds a {name}, and encoder.name = {encoder.name!r}: set encoder.name = {name!r}"
+        )
+    network = PoseNetwork(make_encoder(name, side_px), pose)
+    network.encoder.load_weights(saved["network"], encoder.weights, name)
+    its_head = {**saved["config"].get("pose", {}), "weights": "auto"}
+    if its_head != dataclasses.asdict(pose):  # of pre-training, another head, or pose.weights = "random"
+        return Start(network, encoder.weights)
+    load_strictly(network, saved["network"], origin=encoder.weights, model="its configuration")
+    return Start(network, encoder.weights, keeps_head=True, depth=saved.get("depth", True))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a file looks like a checkpoint of this project, not a bare state dict; False for unreadable files."""
+    try:
+        if is_safetensors(path):
+            with safetensors.safe_open(path, framework="pt") as file:
+                return METADATA_KEY in (file.metadata() or {})
+        content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    except Exception:  # reading it as a state dict later gives the error message
+        return False
+    return isinstance(content, dict) and {"format", "config", "network"} <= content.keys()
+
 
 _EXPECTED = "published weights, or a checkpoint of the authors' pre-training"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from peclr_dali.models.losses.nt_xent import TILE_ELEMENTS, NTXent
+from peclr_dali.models.nt_xent import TILE_ELEMENTS, NTXent
 from tests.conftest import Record
 
 
@@ -122,7 +122,7 @@ def untiled(embeddings: Tensor, rows: range, temperature: float) -> Tensor:
 @pytest.mark.parametrize("elements", [1, 30, 100, 10**6])  # strips of 1, 1, 3 and all rows of 29 columns or more
 @pytest.mark.parametrize("rows", [range(0, 15), range(4, 11), range(14, 15)])
 def test_tiles_change_nothing(elements: int, rows: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peclr_dali.models.losses.nt_xent.TILE_ELEMENTS", elements)
+    monkeypatch.setattr("peclr_dali.models.nt_xent.TILE_ELEMENTS", elements)
     embeddings = torch.stack(pair(15, 4)).requires_grad_()
     expected, loss = untiled(embeddings, rows, 0.1), NTXent(temperature=0.1).share(embeddings, rows)
     torch.testing.assert_close(loss, expected, atol=1e-13, rtol=0)
@@ -134,7 +134,7 @@ PEAK_BYTES = """
 import re, torch
 from pathlib import Path
 from typing import Any
-from peclr_dali.models.losses.nt_xent import NTXent
+from peclr_dali.models.nt_xent import NTXent
 torch.manual_seed(0)
 few, embeddings = (torch.randn(2, samples, {dim}, requires_grad=True) for samples in (64, {samples}))
 NTXent().share(few, range(64)).backward()  # what torch itself takes at its first call

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peclr_dali.pipelines.sources.annotations.mano import (
+from peclr_dali.pipelines.sources.pickles import (
     MANO_TO_KEYPOINTS,
     TIP_VERTICES,
     keypoint_regressor,

@@ -22,8 +22,7 @@ from peclr_dali.pipelines.views.draws import draw_view
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneGeometryConfig
 from peclr_dali.train.pose.inference import Poses
-from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
-from peclr_dali.train.pose.sample_errors import with_true_root
+from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn, with_true_root
 from tests.pipelines.harness import RENDERERS, make_views
 from tests.train.tiny_hands import random_hands_m
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from peclr_dali.errors import UserError
 from peclr_dali.train.pose import predict as predict_file
 from peclr_dali.train.pose.pose_run import load_pose_run
-from peclr_dali.train.pose.predict import assumed_intrinsics, predict, read_intrinsics
-from peclr_dali.train.pose.predictions import read_predictions
+from peclr_dali.train.pose.predict import assumed_intrinsics, predict, read_intrinsics, read_predictions
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint, write_checkpoint
 from peclr_dali.train.runs.pictures import read_picture
 from tests.command_line import run_cli

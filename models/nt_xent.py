@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from peclr_dali.bounds import Positive
-from peclr_dali.models.losses.tensors import require_floats, require_pairs
 
 TILE_ELEMENTS = 2**24
 """Largest number of similarities in memory at once: 64 MiB in float32. The whole matrix has (2n)(2N) of them."""
@@ -137,3 +137,29 @@ def _in_tiles(unit: Tensor, rows: range, temperature: float, *, with_gradient: b
                 gradient[anchor + first : anchor + first + len(anchors)].addmm_(weight, unit)
                 gradient.addmm_(weight.T, anchors)
     return total, None if gradient is None else gradient.div_(temperature)
+
+
+def require_floats(name: str, value: Any, shape: Sequence[int | str], *, like: Tensor | None = None) -> None:
+    """Check a tensor of floats. A letter in `shape` stands for any size above 0. With `like`, the device is that of it.
+
+    Raises:
+        TypeError: it is no tensor, not dense, or not of real floats.
+        ValueError: it has another shape, or is on another device.
+    """
+    wanted = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout != torch.strided:
+        found = f"a {value.dtype} tensor ({value.layout})" if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name}: found {found}, expected a dense tensor of floats of shape {wanted}")
+    if value.ndim != len(shape) or any(
+        size == 0 if isinstance(one, str) else size != one for size, one in zip(value.shape, shape, strict=True)
+    ):
+        raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {wanted}")
+    if like is not None and value.device != like.device:
+        raise ValueError(f"{name} is on {value.device}, expected {like.device}, where the other tensors are")
+
+
+def require_pairs(embeddings: Any, *, least: int = 1) -> None:
+    """Check that the embeddings are (2, N, D) with N at least `least`. Errors as `require_floats`."""
+    require_floats("embeddings", embeddings, (2, "N", "D"))
+    if embeddings.shape[1] < least:
+        raise ValueError(f"embeddings has shape {tuple(embeddings.shape)}, expected (2, N, D) with N at least {least}")
