@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import torch
 
+from peclr_dali.bench.loaders import make_endless_loader
 from peclr_dali.bench.measure import Progress, Rounds, measure_in_rounds, require_images
-from peclr_dali.bench.our_loader import make_endless_loader
 from peclr_dali.bench.rows import describe_machine
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.index import Index

@@ -18,7 +18,7 @@ from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneTrainConf
 from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.distributed.all_ranks import on_main
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.evaluation.constants import evaluation_constants
+from peclr_dali.train.evaluation.errors import evaluation_constants
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.pose.pictures import save_curves, save_predictions

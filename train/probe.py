@@ -24,7 +24,7 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.world import World, single_process
-from peclr_dali.train.evaluation.constants import constant_pose_errors
+from peclr_dali.train.evaluation.errors import constant_pose_errors
 from peclr_dali.train.pose.inference import Progress, canonical_loader, inference
 from peclr_dali.train.pose.labels import PoseLabels, PoseTargets
 from peclr_dali.train.pose.metrics import in_one_place, pose_tables
@@ -198,7 +198,7 @@ class Probe:
             Errors on the images that were not used for fitting: "epe_px_of_224", the mean 2D error in pixels of a
             canonical view of 224 x 224 (not of the source), and "pa_epe_cm", NaN where depths are not known; both NaN
             if a feature is not finite. "constant_" and these names: the errors of the mean keypoints and of one rigid
-            pose of the images that it is fitted on, see `peclr_dali.train.evaluation.constants`.
+            pose of the images that it is fitted on, see `peclr_dali.train.evaluation.errors`.
         """
         figures = dict.fromkeys(("epe_px_of_224", "pa_epe_cm"), math.nan) | self._constants
         features = self._features(network, autocast_dtype)

@@ -42,13 +42,13 @@ class Peer:
 
 
 PEERS: Final = {
-    "OpenCV + DataLoader": Peer("opencv_authors:make_batch", in_workers=True),
-    "OpenCV + DataLoader, tuned": Peer("opencv_tuned:make_batch", in_workers=True),
-    "OpenCV, tuned + SPDL": Peer("spdl_threads:batches", package="spdl"),
-    "torchvision v2 + DataLoader": Peer("torchvision_cpu:make_batch", in_workers=True),
+    "OpenCV + DataLoader": Peer("opencv:make_batch_as_authors", in_workers=True),
+    "OpenCV + DataLoader, tuned": Peer("opencv:make_batch", in_workers=True),
+    "OpenCV, tuned + SPDL": Peer("opencv:spdl_batches", package="spdl"),
+    "torchvision v2 + DataLoader": Peer("torchvision:make_batch", in_workers=True),
     "DALI, plain": Peer("dali_plain:on_cpu"),
     "DALI, plain, on the GPU": Peer("dali_plain:on_gpu", on_gpu=True),
-    "torchvision + grid_sample, on the GPU": Peer("torchvision_gpu:batches", on_gpu=True, jpeg_only=True),
+    "torchvision + grid_sample, on the GPU": Peer("torchvision:batches", on_gpu=True, jpeg_only=True),
 }
 """Name in the tables -> peer. docs/performance.md says what each does. A new peer is a file here and an entry."""
 

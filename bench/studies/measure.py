@@ -20,8 +20,7 @@ from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.distributed.world import single_process
-from peclr_dali.train.evaluation.constants import evaluation_constants, mean_keypoints_px
-from peclr_dali.train.evaluation.evaluate import evaluation_config, measure
+from peclr_dali.train.evaluation.errors import evaluation_config, evaluation_constants, mean_keypoints_px, measure
 from peclr_dali.train.pose.inference import Poses, estimate_poses
 from peclr_dali.train.pose.labels import labels_to_learn, with_true_root
 from peclr_dali.train.pose.metrics import METRICS, confidence_intervals, metric_of

@@ -7,22 +7,9 @@ line between two fingers side by side, or between a fingertip and the palm, as i
 import math
 from typing import NamedTuple
 
-import numba
 import numpy as np
-from numpy.typing import NDArray
 
-from peclr_dali.machine import cached
-from peclr_dali.synthetic.poses import DIGITS, HandShape, PosedHand, rotation_x, rotation_z
-
-Floats = NDArray[np.float64]
-"""Array of doubles; shapes and units stand in each docstring."""
-
-Pixels = NDArray[np.float32]
-"""Array of single-precision values per pixel or per sample."""
-
-kernel = cached(numba.njit, nogil=True, fastmath=True, error_model="numpy")
-"""Compiles a function to machine code on its first call. The result is kept on disk, for all worker processes."""
-
+from peclr_dali.synthetic.poses import DIGITS, Floats, HandShape, PosedHand, kernel, rotation_x, rotation_z
 
 PALM_PARTS = 10
 ARM = 10

@@ -9,18 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from peclr_dali.skeleton import HAND
-from peclr_dali.synthetic.field import (
-    ARM,
-    BALL,
-    BOX,
-    CYLINDER,
-    Floats,
-    Solids,
-    arm_rotation,
-    build_hand,
-    distance_to_skin,
-)
-from peclr_dali.synthetic.poses import HandShape, draw_pose, draw_shape, rotation_x, rotation_y, rotation_z
+from peclr_dali.synthetic.field import ARM, BALL, BOX, CYLINDER, Solids, arm_rotation, build_hand, distance_to_skin
+from peclr_dali.synthetic.poses import Floats, HandShape, draw_pose, draw_shape, rotation_x, rotation_y, rotation_z
 from peclr_dali.synthetic.render import Rendering, render
 from peclr_dali.synthetic.surface import Paint, draw_paint
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from peclr_dali.synthetic.field import Floats, Pixels, kernel
+from peclr_dali.synthetic.poses import Floats, Pixels, kernel
 from peclr_dali.synthetic.render import Rendering
 
 _SHADOW_STEPS = 10

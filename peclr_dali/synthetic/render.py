@@ -14,16 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import generate_binary_structure, maximum_filter, minimum_filter
 
-from peclr_dali.synthetic.field import (
-    Floats,
-    Pixels,
-    Solids,
-    hand_distance,
-    kernel,
-    prop_distance,
-    scene_distance,
-    sleeve_distance,
-)
+from peclr_dali.synthetic.field import Solids, hand_distance, prop_distance, scene_distance, sleeve_distance
+from peclr_dali.synthetic.poses import Floats, Pixels, kernel
 from peclr_dali.synthetic.surface import CLOTH, OBJECT, SKIN, Paint, Vector, cloth_at, skin_at, thing_at
 
 _TILE_PX = 4

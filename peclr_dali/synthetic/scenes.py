@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from peclr_dali.synthetic.field import Floats, Pixels
 from peclr_dali.synthetic.light import Light
+from peclr_dali.synthetic.poses import Floats, Pixels
 from peclr_dali.synthetic.surface import to_linear
 
 SCENE_PX = 352

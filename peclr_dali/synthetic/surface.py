@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from peclr_dali.synthetic.field import Floats, Solids, kernel, part_distance
+from peclr_dali.synthetic.field import Solids, part_distance
+from peclr_dali.synthetic.poses import Floats, kernel
 
 SKIN, CLOTH, OBJECT = range(3)
 

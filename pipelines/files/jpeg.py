@@ -8,8 +8,7 @@ import numba
 import numpy as np
 
 from peclr_dali.machine import cached
-from peclr_dali.pipelines.files.check import MAX_PIXELS, MIN_PIXELS, size_reason
-from peclr_dali.pipelines.files.exif import read_orientation
+from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS, read_orientation, size_reason
 
 # A Huffman-coded scan spends at least one bit on each 8 x 8 block, so one byte codes at most 8 * 64 pixels.
 _JPEG_PIXELS_PER_BYTE: Final = 512

@@ -8,8 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from peclr_dali.pipelines.files.check import BadImage, ImageFile, require_pixels
-from peclr_dali.pipelines.files.exif import read_orientation
+from peclr_dali.pipelines.files.image_file import BadImage, ImageFile, read_orientation, require_pixels
 
 PNG_START: Final = b"\x89PNG\r\n\x1a\n"
 _PNG_DEPTHS: Final = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}

@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 
 from peclr_dali.machine import cached
-from peclr_dali.pipelines.files.check import MAX_FILE_BYTES, ImageFile
+from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES, ImageFile
 from peclr_dali.pipelines.files.jpeg import walk_jpeg
 
 # Functions of the C library, with the types of 64-bit Linux.

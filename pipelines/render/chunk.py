@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from peclr_dali.pipelines.arrays import IntArray
-from peclr_dali.pipelines.files.check import ImageFile
+from peclr_dali.pipelines.files.image_file import ImageFile
 from peclr_dali.pipelines.views.plan import Plan
 
 _NO_PX, _NO_VIEWS = np.empty((0, 2), np.int64), np.empty((0, 0), np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 from nvidia.dali import Pipeline
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.files.check import ImageFile
+from peclr_dali.pipelines.files.image_file import ImageFile
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.settings import Settings

@@ -17,7 +17,8 @@ from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import PipelinesConfig
-from peclr_dali.pipelines.samples.index import Index, sampled_sizes_px
+from peclr_dali.pipelines.samples.box_check import sampled_sizes_px
+from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.pipelines.views.plan import MAX_HALVINGS, most_halvings
 from peclr_dali.pipelines.views.regions import LEAST_PIXELS

@@ -15,7 +15,8 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, file_name, parse_json
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import Index, spread, upright_sizes_px
+from peclr_dali.pipelines.samples.box_check import spread, upright_sizes_px
+from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.label_files import coco_annotations, dataset_file
 from peclr_dali.pipelines.sources.subsets import refuse_key, rows_of_split

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import Index, read_file, read_upright_size_px
+from peclr_dali.pipelines.samples.box_check import read_upright_size_px
+from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.label_files import (
     dataset_file,

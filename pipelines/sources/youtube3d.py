@@ -20,7 +20,8 @@ import numpy.typing as npt
 from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import Index, read_file, read_upright_size_px
+from peclr_dali.pipelines.samples.box_check import read_upright_size_px
+from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.label_files import (
     Tables,

@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import STRICT, Fraction
+from peclr_dali.bounds import STRICT, Fraction, Number
 from peclr_dali.pipelines.arrays import DoubleArray, FloatArray, IntArray
-from peclr_dali.pipelines.views.augmentation import Range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +36,19 @@ QUANTILE_BITS: Final = 12
 """The noise has 2 ** 12 = 4096 quantiles, up to 3.7 standard deviations."""
 
 F, I32 = np.float32, np.int32
+
+
+N = TypeVar("N", int, float)
+
+
+def _ordered(value: tuple[N, N]) -> tuple[N, N]:
+    if value[0] > value[1]:
+        raise ValueError(f"a range goes from low to high, found {list(value)}")
+    return value
+
+
+Ordered = AfterValidator(_ordered)
+Range: TypeAlias = Annotated[tuple[Number, Number], Ordered]
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -6,26 +6,14 @@ This file imports neither torch nor DALI nor Numba, so that a mistake in a confi
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import STRICT, Factor, Fraction, Number, PositiveFraction
+from peclr_dali.bounds import STRICT, Factor, Fraction, PositiveFraction
 from peclr_dali.pipelines.views.appearance import AppearanceConfig as AppearanceConfig
-
-N = TypeVar("N", int, float)
-
-
-def _ordered(value: tuple[N, N]) -> tuple[N, N]:
-    if value[0] > value[1]:
-        raise ValueError(f"a range goes from low to high, found {list(value)}")
-    return value
-
-
-Ordered = AfterValidator(_ordered)
-Range: TypeAlias = Annotated[tuple[Number, Number], Ordered]
-
+from peclr_dali.pipelines.views.appearance import Ordered, Range
 
 G = TypeVar("G", bound="GeometryConfig")
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from peclr_dali.pipelines.arrays import DoubleArray, FloatArray, IntArray
 from peclr_dali.pipelines.randomness import Stream, uniforms
-from peclr_dali.pipelines.views.appearance import Column, draw_appearance
-from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig, Range
+from peclr_dali.pipelines.views.appearance import Column, Range, draw_appearance
+from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
 
 UNIFORMS_PER_VIEW = 32
 """Uniform numbers reserved for one view of one sample; a multiple of Philox's block of four."""

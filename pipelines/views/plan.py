@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
-from peclr_dali.pipelines.files.exif import stored_to_upright_px, upright_size_px
+from peclr_dali.pipelines.files.image_file import stored_to_upright_px, upright_size_px
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.pipelines.views.draws import Draw
 from peclr_dali.pipelines.views.regions import find_regions

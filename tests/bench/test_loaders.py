@@ -12,13 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.bench.loaders import checked_files, compare_loaders, verdict
+from peclr_dali.bench.loaders import (
+    checked_files,
+    compare_loaders,
+    decode_only,
+    make_endless_loader,
+    our_batches,
+    read_only,
+    verdict,
+)
 from peclr_dali.bench.measure import Rounds
-from peclr_dali.bench.our_loader import decode_only, make_endless_loader, our_batches, read_only
 from peclr_dali.bench.peers import offered_peers
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
-from peclr_dali.pipelines.samples.join import of_pairs
+from peclr_dali.pipelines.samples.index import of_pairs
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.shards.pack import pack
 from peclr_dali.train.config.pretraining import Config

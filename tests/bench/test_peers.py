@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.bench import peers
 from peclr_dali.bench.peers import (
     PEERS,
     Peer,
     dali_plain,
-    opencv_authors,
-    opencv_tuned,
-    torchvision_gpu,
+    opencv,
+    torchvision,
     workers,
 )
 from peclr_dali.bench.peers.workers import VIEW_PX, Draws, Files, draw, source_to_view_px
@@ -63,14 +60,14 @@ def first_view(peer: str, files: Files, one: Draws, monkeypatch: pytest.MonkeyPa
     if peer == "dali_plain":
         monkeypatch.setattr(dali_plain, "RANGES", Draws(*((value, value + 1e-6) for value in one)))
         return unnormalised(torch.from_numpy(np.asarray(next(dali_plain.on_cpu(files, 1, 2))[0][0])))
-    module = pkgutil.resolve_name(f"{peers.__name__}.{peer}")
+    module = {"opencv": opencv, "torchvision": torchvision}[peer.partition("_")[0]]
     monkeypatch.setattr(module, "draw", drawn(one))
     if peer == "torchvision_gpu":
-        return next(torchvision_gpu.batches(files, 1, 2, device="cpu"))[0][0].float()
+        return next(torchvision.batches(files, 1, 2, device="cpu"))[0][0].float()
     if peer == "opencv_authors":
-        first, matrices_px, _, _ = opencv_authors.make_batch(files, [0, 1])
+        first, matrices_px, _, _ = opencv.make_batch_as_authors(files, [0, 1])
         corners = torch.tensor([[85.0, 115, 100], [60, 60, 90], [1, 1, 1]])
-        exact_px = torch.from_numpy(opencv_tuned.opencv_matrices(files.boxes_px[0], one)).float()
+        exact_px = torch.from_numpy(opencv.opencv_matrices(files.boxes_px[0], one)).float()
         assert (matrices_px[0] @ corners - exact_px @ corners).abs().max() < 3  # the crop has whole pixels
         return unnormalised(first[0])
     made = module.make_batch(files, [0, 1])
@@ -111,7 +108,7 @@ def test_images_of_several_sizes_are_sampled_each_by_its_own_matrix() -> None:
     for image, (x_px, y_px, _) in zip(images, boxes_px.astype(int), strict=True):
         image[:, y_px - 2 : y_px + 2, x_px - 2 : x_px + 2] = 255
     draws = Draws(*draw(2, 2)[:4], *drawn(IDENTITY)(2, 2)[4:])
-    views = torchvision_gpu.make_views(images, boxes_px, draws)[:, :, 0].float().numpy()
+    views = torchvision.make_views(images, boxes_px, draws)[:, :, 0].float().numpy()
     expected = np.einsum("vnij,nj->vni", source_to_view_px(boxes_px, draws), np.c_[boxes_px[:, :2], [1, 1]])
     rows, columns = np.mgrid[:VIEW_PX, :VIEW_PX] + 0.5
     for axis, places in enumerate((columns, rows)):

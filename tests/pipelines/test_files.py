@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from peclr_dali.pipelines.files.check import MAX_PIXELS, BadImage, check_image
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.image_file import MAX_PIXELS, BadImage
 from tests.pipelines.image_files import Part, encoded, good_files, put_together
 
 GOOD = good_files()

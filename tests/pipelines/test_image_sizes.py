@@ -8,7 +8,8 @@ from PIL import Image
 
 from peclr_dali.pipelines.loader import PixelBuffers
 from peclr_dali.pipelines.render.settings import samples_in_chunk
-from peclr_dali.pipelines.samples.index import Index, sampled_sizes_px
+from peclr_dali.pipelines.samples.box_check import sampled_sizes_px
+from peclr_dali.pipelines.samples.index import Index
 
 
 def test_the_largest_image_of_a_sample_is_found(tmp_path: Path) -> None:

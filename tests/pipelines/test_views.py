@@ -13,7 +13,8 @@ import torch
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.render.cpu_views import view_to_source
-from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, Range
+from peclr_dali.pipelines.views.appearance import Range
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.pipelines.views.draws import COLUMNS, Draw
 from peclr_dali.pipelines.views.plan import count_halvings
 from tests.pipelines import reference

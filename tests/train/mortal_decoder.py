@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from peclr_dali.pipelines.files.check import ImageFile
+from peclr_dali.pipelines.files.image_file import ImageFile
 from peclr_dali.pipelines.render.settings import Settings
 from peclr_dali.train.data import decode
 

@@ -22,7 +22,7 @@ from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.evaluation.constants import evaluation_constants
+from peclr_dali.train.evaluation.errors import evaluation_constants
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels

@@ -19,7 +19,7 @@ from peclr_dali.models.network import ContrastiveNetwork, build_network
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World, described_world, joined
-from peclr_dali.train.evaluation.constants import constant_pose_errors
+from peclr_dali.train.evaluation.errors import constant_pose_errors
 from peclr_dali.train.pose.inference import canonical_loader
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.metrics import pose_tables

@@ -16,7 +16,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.bad_list import write_bad_list
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.evaluation.evaluate import evaluation_config
+from peclr_dali.train.evaluation.errors import evaluation_config
 from peclr_dali.train.pose.inference import canonical_loader, estimate_poses
 from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.pose.pose_run import load_pose_run

@@ -10,7 +10,8 @@ from pydantic.dataclasses import dataclass
 from peclr_dali.bounds import STRICT, Count, Epochs, Factor, Fraction, NotNegative, Positive
 from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
-from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, Ordered, Range
+from peclr_dali.pipelines.views.appearance import Ordered, Range
+from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.train.config.pretraining import OneOrMore, RunConfig, StepsConfig
 
 

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from peclr_dali.errors import printable
 from peclr_dali.skeleton import HAND
-from peclr_dali.train.evaluation.evaluate import Evaluation
+from peclr_dali.train.evaluation.errors import Evaluation
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.metrics import (
     METRICS,

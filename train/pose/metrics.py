@@ -61,7 +61,7 @@ CONSTANTS: Final = {
     "mean_joints": "the mean joints",
     "rigid_pose": "one rigid pose",
 }
-"""Constant predictions beside which errors are seen (`peclr_dali.train.evaluation.constants`), and words for them."""
+"""Constant predictions beside which errors are seen (`peclr_dali.train.evaluation.errors`), and words for them."""
 
 
 def constants_in_words(constants: Mapping[str, Mapping[str, float]], metric: str) -> list[str]:

@@ -21,7 +21,7 @@ from peclr_dali.machine import available_cores
 from peclr_dali.models.pose import view_intrinsics
 from peclr_dali.parsing import as_numbers, parse_json, regular, require_results_of
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.files.check import MAX_PIXELS, MIN_PIXELS
+from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
 from peclr_dali.pipelines.render.cpu_views import start_views
 from peclr_dali.pipelines.samples.box_check import check_boxes
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index

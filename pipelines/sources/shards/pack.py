@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.files.check import BadImage, check_image
+from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.image_file import BadImage
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.shards.tar_index import TarIndex, label_arrays, scan_tar
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from peclr_dali.errors import UserError, in_one_line
-from peclr_dali.pipelines.files.check import MAX_FILE_BYTES
+from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.index import Bytes, Store
 from peclr_dali.pipelines.sources.shards.tar_index import TarIndex
 

@@ -11,7 +11,7 @@ import pytest
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.skeleton import HAND
-from peclr_dali.train.evaluation.constants import constant_pose_errors, evaluation_constants, mean_keypoints_px
+from peclr_dali.train.evaluation.errors import constant_pose_errors, evaluation_constants, mean_keypoints_px
 from peclr_dali.train.pose.labels import PoseLabels
 from tests.train import tiny_hands
 

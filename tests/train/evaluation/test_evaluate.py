@@ -21,16 +21,8 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.evaluation.evaluate import (
-    RESULTS,
-    Evaluated,
-    Evaluation,
-    evaluate,
-    evaluation_config,
-    for_other_run,
-    measure,
-    trained_on,
-)
+from peclr_dali.train.evaluation.errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
+from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate
 from peclr_dali.train.evaluation.two_pass_crop import _view, crops_around, estimate_in_two_passes
 from peclr_dali.train.pose.inference import Poses, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels

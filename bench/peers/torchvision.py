@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.io import ImageReadMode, decode_jpeg, read_file
+from torchvision.io import ImageReadMode, decode_image, decode_jpeg, read_file
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional
 
-from peclr_dali.bench.peers.workers import VIEW_PX, Draws, Files, draw, endless_batches, source_to_view_px
+from peclr_dali.bench.peers.workers import VIEW_PX, Draws, Files, draw, endless_batches, shared_views, source_to_view_px
 
 
 def batches(files: Files, threads: int, batch: int, device: str = "cuda") -> Iterator[tuple[Tensor, ...]]:
@@ -74,3 +76,24 @@ def jitter_hsv(rgb: Tensor, factors: Draws) -> Any:
     sectors = torch.stack([(hue + number) % 6 for number in (5, 3, 1)], dim=-3)
     share = torch.minimum(sectors, 4 - sectors).clamp(0, 1)
     return value.unsqueeze(-3) * (1 - saturation.unsqueeze(-3) * share)
+
+
+def make_batch(files: Files, samples: Sequence[int]) -> Tensor:
+    """(2, N, 3, 128, 128) uint8 views, channels-last, in shared memory: the box resized once, then augmented."""
+    draws, views = draw(2, len(samples)), shared_views(len(samples)).permute(0, 1, 4, 2, 3)
+    for number, sample in enumerate(samples):
+        source = decode_image(files.paths[sample], ImageReadMode.RGB, apply_exif_orientation=True)
+        x_px, y_px, side_px = files.boxes_px[sample].tolist()
+        side, corner = max(round(side_px), 1), (round(y_px - side_px / 2), round(x_px - side_px / 2))
+        hand = functional.resized_crop(source, *corner, side, side, [VIEW_PX, VIEW_PX], antialias=True)
+        for view in range(2):
+            views[view, number] = _augment(hand, draws.at(view, number))
+    return views
+
+
+def _augment(hand: Tensor, one: Draws) -> Any:
+    shift_px = [one.x_frac * VIEW_PX, one.y_frac * VIEW_PX]
+    way = InterpolationMode.BILINEAR
+    view = functional.affine(hand, one.rotation_deg, shift_px, one.scale, shear=[0.0, 0.0], interpolation=way)
+    view = functional.adjust_hue(functional.adjust_saturation(view, one.saturation), one.hue / 2)
+    return functional.adjust_brightness(view, one.value)

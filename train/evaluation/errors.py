@@ -1,0 +1,226 @@
+"""Errors of constant predictions, to compare the errors of a network with.
+
+The constants of an evaluation are fitted to the labels that are measured, which favours them; those of the probe to the
+labels that it is fitted to. A network that is not clearly better has learnt nothing from the pictures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import WITH_PARTS
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.pose.inference import Poses
+from peclr_dali.train.pose.labels import Errors, PoseLabels, errors_of
+from peclr_dali.train.pose.metrics import (
+    Floats,
+    Interval,
+    align,
+    confidence_intervals,
+    in_one_place,
+    mean_over_samples,
+    metric_of,
+    paired_difference,
+    pixel_errors,
+    pose_tables,
+    relative_pixel_errors,
+)
+from peclr_dali.train.pose.pose_run import PoseRun
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A network's errors on the samples of an index, with the configuration of that index."""
+
+    run: PoseRun
+    config: FinetuneConfig
+    index: Index
+    labels: PoseLabels
+    errors: Errors
+
+    @cached_property
+    def intervals(self) -> dict[str, Interval]:
+        """The metrics with their bootstrap intervals over samples."""
+        return confidence_intervals(self.errors.tables, groups=self.index.group)
+
+    def minus(self, other: Evaluation) -> dict[str, Interval]:
+        """Difference of the metrics on the samples measured for both, with intervals."""
+        ours, theirs = self.errors.tables, other.errors.tables
+        ours, theirs = ({name: one[name] for name in ours if name in theirs} for one in (ours, theirs))
+        return paired_difference(ours, theirs, groups=self.index.group)
+
+    def worst(self, count: int) -> npt.NDArray[np.int64]:
+        """Rows of the samples with the largest errors after alignment, the worst first."""
+        tables = self.errors.tables
+        means = mean_over_samples(tables["pa_epe_cm" if "pa_epe_cm" in tables else "epe_px"].T)
+        return np.argsort(-means, kind="stable")[: min(count, int(np.isfinite(means).sum()))]
+
+
+def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[str]) -> FinetuneConfig:
+    """Configuration of the images to measure on: those that the run held out, unless files and overrides change it.
+
+    If a part or source is not split, all its images are used, unless a split is set.
+
+    Raises:
+        UserError: as in `load_config`, or a key of the network is changed.
+    """
+    config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(run.config))
+    whole = [one.part == "evaluation" or one.source == "dexter_object" for one in config.data]
+    config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(run.config, whole))
+    for name in ("encoder.name", "pose", "geometry.side_px"):
+        now, was = (attrgetter(name)(each) for each in (config, run.config))
+        if now != was:
+            raise UserError(f"{name} belongs to the network of {run.path} and cannot be changed: leave it out")
+    return config
+
+
+def _of_held_out(config: FinetuneConfig, whole: Sequence[bool] = ()) -> dict[str, Any]:
+    """A run's configuration as tables, on the images that it held out, with all their labels.
+
+    `whole`: for each source, whether it is not split. Files may replace the sources, so there may be more or fewer.
+    """
+    tables = to_dict(config)
+    for number, source in enumerate(tables["data"]):
+        source["label_fraction"] = 1.0
+        if number < len(whole) and whole[number]:
+            source["split"] = "all"
+        elif source["split"] == "train":
+            source["split"] = "val"
+    return tables
+
+
+def measure(
+    run: PoseRun,
+    config: FinetuneConfig,
+    index: Index,
+    labels: PoseLabels,
+    poses: Poses,
+    *,
+    proper_rotation: bool = False,
+) -> Evaluation:
+    """Compute the errors of a network on the samples of an index. Arguments as in `Evaluation` and `errors_of`.
+
+    Raises:
+        UserError: no sample can be measured.
+    """
+    unreadable = poses.samples != np.arange(len(index))
+    errors = errors_of(poses, labels, unreadable=unreadable, proper_rotation=proper_rotation)
+    if errors.measured == 0:
+        raise UserError(
+            f"{index.root} ({index.name}): no sample can be measured ({errors.reasons}): check images and labels"
+        )
+    if "epe_px" in errors.tables:
+        view_px_per_px = np.sqrt(np.abs(np.linalg.det(poses.source_to_view_px[:, :, :2])))
+        true_px, side_px = labels.keypoints_px.astype(np.float64), config.geometry.side_px
+        errors.tables.update(relative_pixel_errors(errors.tables["epe_px"], true_px, view_px_per_px, side_px))
+    return Evaluation(run, config, index, labels, errors)
+
+
+def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
+    """The configuration for another network: the same images, with that network's view side and box margins.
+
+    A source that the network was trained on has its own margin there; others have that of the first.
+    """
+    margins = {(one.source, one.root): one.box_margin for one in run.config.data}
+    sources = tuple(
+        dataclasses.replace(one, box_margin=margins.get((one.source, one.root), run.box_margin)) for one in config.data
+    )
+    return dataclasses.replace(
+        config,
+        data=sources,
+        geometry=run.config.geometry,
+        pose=run.config.pose,
+        encoder=run.config.encoder,
+    )
+
+
+def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
+    """Whether the configurations say that an evaluation uses training images of the run."""
+    same = attrgetter("source", "root", "annotations")
+    return run.step > 0 and any(
+        same(source) == same(trained)
+        and (source.part == trained.part or source.source not in WITH_PARTS)
+        and {source.split, trained.split} != {"train", "val"}
+        for source in config.data
+        for trained in run.config.data
+    )
+
+
+_ALIGNMENTS: Final = 5
+"""Rounds of aligning all poses to their mean; two are enough to converge."""
+
+
+def evaluation_constants(index: Index, labels: PoseLabels) -> dict[str, dict[str, float]]:
+    """The metrics of each of `CONSTANTS` that the labels allow, by name."""
+    found = {}
+    known_px = np.isfinite(labels.keypoints_px).all(axis=2)
+    placed_px = mean_keypoints_px(labels, index.box_px)
+    known_px &= np.isfinite(placed_px).all(axis=2)
+    if known_px.any():
+        error_px = pixel_errors(placed_px, labels.keypoints_px, valid=known_px)
+        found["mean_keypoints"] = {"epe_px": metric_of(error_px)}
+    joints_m = labels.joints.astype(np.float64)
+    if labels.in_metres and len(_poses_of_some_size(joints_m)):
+        found |= constant_pose_errors(joints_m, joints_m)
+    return found
+
+
+def mean_keypoints_px(labels: PoseLabels, box_px: npt.NDArray[np.float32]) -> Floats:
+    """The mean place of each keypoint in its box, put into every box: (N, K, 2), in pixels of the source.
+
+    NaN where a keypoint is never labelled, or the box is a whole image of unknown size. Mirrored samples count as their
+    mirror image.
+    """
+    side_px = np.where(box_px[:, 2] > 0, box_px[:, 2], np.nan)[:, None, None]
+    turned = np.where(labels.mirror[:, None], [-1.0, 1.0], 1.0)[:, None]  # (N, 1, 2)
+    in_box = ((labels.keypoints_px - box_px[:, None, :2]) / side_px * turned).astype(np.float64)
+    mean = np.ma.masked_invalid(in_box).mean(axis=0).filled(np.nan)
+    return np.asarray(mean * turned * side_px + box_px[:, None, :2])
+
+
+def constant_pose_errors(known_m: Floats, measured_m: Floats) -> dict[str, dict[str, float]]:
+    """EPE and AUC of the mean of the joints in the camera's frame; PA-EPE and PA-AUC of one rigid pose.
+
+    The rigid pose is the mean of the poses after alignment to each other; the metric aligns it to each pose.
+
+    Args:
+        known_m: (N, K, 3) poses whose mean is taken, in metres. Labels that are a single point, or not finite, are left
+            out.
+        measured_m: (M, K, 3) poses to measure on, in metres, with the same exception.
+
+    Raises:
+        UserError: no pose is left.
+    """
+    known_m, measured_m = (_poses_of_some_size(poses_m) for poses_m in (known_m, measured_m))
+    if not (len(known_m) and len(measured_m)):
+        raise UserError("all labels are a single point or not finite: expected poses. Use another dataset")
+    rigid_m = known_m[0]
+    for _ in range(_ALIGNMENTS):
+        rigid_m = align(known_m, np.broadcast_to(rigid_m, known_m.shape)).mean(axis=0)
+    poses = {
+        "mean_joints": (known_m.mean(axis=0), ("epe_cm", "auc")),
+        "rigid_pose": (rigid_m, ("pa_epe_cm", "pa_auc")),
+    }
+    errors = {}
+    for name, (pose_m, metrics) in poses.items():
+        tables = pose_tables(np.broadcast_to(pose_m, measured_m.shape), measured_m)
+        errors[name] = {metric: metric_of(tables[metric]) for metric in metrics}
+    return errors
+
+
+def _poses_of_some_size(poses_m: Floats) -> Floats:
+    known: npt.NDArray[np.bool_] = np.asarray(np.isfinite(poses_m).all(axis=2))
+    return poses_m[known.all(axis=1) & ~in_one_place(poses_m, known)]
