@@ -14,8 +14,7 @@ from torch import Tensor
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import NT_XENT, EncoderConfig, LossConfig
 from peclr_dali.models.equivariance import build_undo
-from peclr_dali.models.health import health
-from peclr_dali.models.network import ContrastiveNetwork, build_network
+from peclr_dali.models.network import ContrastiveNetwork, build_network, health
 from peclr_dali.models.nt_xent import NTXent, loss_at_chance
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peclr_dali.models.health import health
+from peclr_dali.models.network import health
 
 BASIS, SAME = torch.eye(6, dtype=torch.float64), torch.ones(5, 4, dtype=torch.float64)
 POLES = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
@@ -43,7 +43,7 @@ def test_chance_is_the_middle_rank() -> None:
 
 @pytest.mark.parametrize("elements", [1, 20, 2**24])  # strips of one, two and all rows
 def test_equals_loops(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peclr_dali.models.health.TILE_ELEMENTS", elements)
+    monkeypatch.setattr("peclr_dali.models.network.TILE_ELEMENTS", elements)
     embeddings = torch.randn(2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     unit = F.normalize(embeddings, dim=2)
     z = [*unit[0], *unit[1]]

@@ -10,9 +10,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from peclr_dali.errors import UserError
 from peclr_dali.skeleton import FINGERS, HAND
-from peclr_dali.train.report import charts, galleries, numbers
+from peclr_dali.train.report import charts, contents, galleries
 from peclr_dali.train.report.contents import Run, measured, read_runs
-from peclr_dali.train.report.neighbours import neighbours
+from peclr_dali.train.report.galleries import neighbours
 from peclr_dali.writing import write_text
 
 
@@ -47,11 +47,11 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
     )  # fmt: skip
     page = environment.get_template("page.html").render(
         title=title or _title(read) or f"Predictions in {predictions}",
-        lead=numbers.in_words(found) if found else [],
+        lead=contents.in_words(found) if found else [],
         rendered=any(_is_rendered(run) for run in read),
         measured=found,
-        table=numbers.table(found) if found else [],
-        facts=numbers.facts(found) if found else [],
+        table=contents.table(found) if found else [],
+        facts=contents.facts(found) if found else [],
         sections=sections,
         runs=[(run, _summary(run)) for run in read],
         fingers=[(name, f"rgb{colour}") for name, (_, colour) in zip(FINGERS, HAND.limbs, strict=True)],

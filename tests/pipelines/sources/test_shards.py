@@ -16,7 +16,6 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.loader.read import Quarantine
-from peclr_dali.pipelines.samples.bad_list import write_bad_list
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import build_order
 from peclr_dali.pipelines.sources import load_index
@@ -25,6 +24,7 @@ from peclr_dali.pipelines.sources.shards import tar_stores
 from peclr_dali.pipelines.sources.shards.load import load_shards
 from peclr_dali.pipelines.sources.shards.pack import Packed, pack
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE
+from peclr_dali.pipelines.sources.subsets import write_bad_list
 from tests.command_line import run_cli
 from tests.pipelines.harness import RENDERERS, assert_equal, load
 from tests.pipelines.image_files import encoded, smooth_picture

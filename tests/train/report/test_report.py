@@ -29,9 +29,8 @@ from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.metrics import METRICS
 from peclr_dali.train.pose.predict import predict
 from peclr_dali.train.pretrain import pretrain
-from peclr_dali.train.report.contents import Measured, measured, read_runs
-from peclr_dali.train.report.neighbours import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours
-from peclr_dali.train.report.numbers import as_text, in_words, table
+from peclr_dali.train.report.contents import Measured, as_text, in_words, measured, read_runs, table
+from peclr_dali.train.report.galleries import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours
 from peclr_dali.train.report.write import write_report
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
 from peclr_dali.train.runs.pictures import read_sheet, save_sheet
@@ -136,7 +135,7 @@ def test_neighbours_are_those_of_the_start_and_of_the_checkpoint(folder: Path, m
         views = np.tile(np.arange(count, dtype=np.uint8)[:, None, None, None], (1, 8, 8, 3))
         return np.arange(count) != 1, np.stack([np.cos(angle), np.sin(angle)], axis=1), views
 
-    monkeypatch.setattr("peclr_dali.train.report.neighbours.features_of_rows", features)
+    monkeypatch.setattr("peclr_dali.train.report.galleries.features_of_rows", features)
     (run,) = read_runs([folder / "pre"])
     (gallery,) = neighbours([run])
     saved = load_checkpoint(find_checkpoint(folder / "pre", ""))
