@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +70,27 @@ def require_results_of(command: str, out: Path, names: Sequence[str], is_ours: C
             f"{out / there[0]}: exists, and the folder holds no results of {command}, which would replace it: name "
             "another folder with --out"
         )
+
+
+PACKAGE = Path(__file__).parent
+
+
+def or_shipped(path: Path, suffix: str) -> Path:
+    """The path; or, where nothing is there, the file that it names in configs/ or networks/ of the package.
+
+    "peclr_rn50", "cards/a100.toml" and "configs/demo.toml" are names, with the suffix ".toml".
+    """
+    with suppress(OSError, ValueError):  # no name of a file
+        if not (path.exists() or path.is_absolute() or ".." in path.parts):
+            name = path if path.suffix == suffix else path.with_name(f"{path.name}{suffix}")
+            places = (PACKAGE / name, PACKAGE / "configs" / name, PACKAGE / "networks" / name)
+            return next((place for place in places if place.is_file()), path)
+    return path
+
+
+def is_left_to_shell(path: str) -> bool:
+    """Whether a path begins with ~ or contains $NAME, as in quotes, after "=" or in a file.
+
+    Otherwise a folder named "~" would be made.
+    """
+    return re.match(r"~|\$\w|.*\$\{", path) is not None and not os.path.lexists(path)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import peclr_dali
-from peclr_dali.shipped import PACKAGE, or_shipped
+from peclr_dali.parsing import PACKAGE, or_shipped
 from tests.train.tiny_run import write_images
 
 ROOT = Path(__file__).parents[1]

@@ -13,8 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import RUNS, Dataset, Scale
-from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
+from peclr_dali.bench.studies.study import RUNS, SCALES, Arm, Claim, Dataset, Scale, ScaleName, Studies, Study
 
 LABELS: Final = {  # a hundredth, a tenth and all of the labels
     "001": ("data.label_fraction=0.01", "train.epochs=300"),

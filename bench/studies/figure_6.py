@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import FROZEN, RUNS, SHORT
-from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
+from peclr_dali.bench.studies.study import FROZEN, RUNS, SCALES, SHORT, Arm, Claim, ScaleName, Studies, Study
 from peclr_dali.bench.studies.table_1 import BESIDE, RANDOM, cells
 
 NOTHING: Final = (

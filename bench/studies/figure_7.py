@@ -9,9 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, Literal
 
-from peclr_dali.bench.studies import scales
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.study import Arm, Claim, Studies, Study
+from peclr_dali.bench.studies.study import (
+    FREIHAND,
+    FREIHAND_VAL,
+    FROZEN,
+    RUNS,
+    SMALL_FINETUNE,
+    YOUTUBE_3D_HANDS,
+    Arm,
+    Claim,
+    Scale,
+    Studies,
+    Study,
+)
 from peclr_dali.bench.studies.table_1 import BEST
 
 SHARES: Final = {"010": 0.1, "020": 0.2, "040": 0.4, "060": 0.6, "080": 0.8, "100": 1.0}
@@ -28,14 +39,14 @@ def label_fractions(network: Literal["rn152", "rn50"]) -> Study:
         "rn152": ("label_fractions", "pose", {("two_020", "one_020"): 20.0, ("two_010", "scratch_010"): 43.0}),
         "rn50": ("label_fractions_rn50", "pose_rn50", {("two_020", "one_020"): 8.6}),
     }[network]  # two sources over one: supplement, section 4
-    at = scales.Scale(
-        scales.FREIHAND_VAL,  # the evaluation was online only
+    at = Scale(
+        FREIHAND_VAL,  # the evaluation was online only
         measured=("geometry.side_px=128", "encoder.weights=imagenet"),  # section 4.1: 128 pixels in section 4.4
         pretrain_files=(f"configs/peclr_{network}.toml",),
         measured_files=(f"configs/finetune_{network}.toml",),
         processes=8,
     )
-    pretrain = {"one": Arm(), "two": Arm(data=(scales.FREIHAND, scales.YOUTUBE_3D_HANDS))}
+    pretrain = {"one": Arm(), "two": Arm(data=(FREIHAND, YOUTUBE_3D_HANDS))}
     measured = {
         f"{start}_{share}": Arm([f"data.label_fraction={fraction}"], start=start if start in pretrain else None)
         for share, fraction in SHARES.items()
@@ -49,7 +60,7 @@ def label_fractions(network: Literal["rn152", "rn50"]) -> Study:
         # "for 20% of labeled data, M_FH+YT3D performs almost on par with M_b using 40% of labeled data"
         Claim("scratch_040", "two_020", "epe_cm"),
     ]
-    return Study(name, at, scales.RUNS / folder / "paper", measured, pretrain, compare, seeds=(0, 1))
+    return Study(name, at, RUNS / folder / "paper", measured, pretrain, compare, seeds=(0, 1))
 
 
 FEW: Final = {  # every fine-tuning takes about 400 steps
@@ -73,8 +84,8 @@ SWITCHES: Final = {  # of PeCLR, one at a time: two pre-trainings of each
     "batch_512": Arm(["train.batch=512", "train.micro_batch=512", "optim.lr=2.8e-3"]),
     "batch_1024": Arm(["train.batch=1024", "train.micro_batch=1024", "optim.lr=4e-3"]),  # 240 steps
     "lars_off": Arm(["optim.trust_coefficient=1e6"]),  # the factor is then 1 for every tensor: Adam alone
-    "scenes_4": Arm(data=(scales.hands(3600, 3, 4),)),  # all poses before the same four scenes
-    "scenes_3600": Arm(data=(scales.hands(3600, 3, 3600),)),  # each pose before a scene of its own
+    "scenes_4": Arm(data=(hands(3600, 3, 4),)),  # all poses before the same four scenes
+    "scenes_3600": Arm(data=(hands(3600, 3, 3600),)),  # each pose before a scene of its own
 }
 
 
@@ -113,8 +124,8 @@ def few_labels() -> Study:
         *(Claim(name, "peclr_030") for name in SWITCHES),
     ]
     pretrain = {**{name: Arm(keys) for name, keys in starts.items()}, **longer, **SWITCHES}
-    finetuned = (*scales.SMALL_FINETUNE, "encoder.name=timm/test_resnet", "optim.lr=6e-3")
-    at, folder = replace(scales.FROZEN["small"], measured=finetuned), scales.RUNS / "shared" / "small"
+    finetuned = (*SMALL_FINETUNE, "encoder.name=timm/test_resnet", "optim.lr=6e-3")
+    at, folder = replace(FROZEN["small"], measured=finetuned), RUNS / "shared" / "small"
     return Study("few_labels", at, folder, measured, pretrain, compare, seeds=range(6), pretrain_seeds=3)
 
 

@@ -8,8 +8,19 @@ from __future__ import annotations
 from typing import Final
 
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import ALL_LABELS, FROZEN, RUNS, Dataset, hands
-from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
+from peclr_dali.bench.studies.study import (
+    ALL_LABELS,
+    FROZEN,
+    RUNS,
+    SCALES,
+    Arm,
+    Claim,
+    Dataset,
+    ScaleName,
+    Studies,
+    Study,
+    hands,
+)
 from peclr_dali.bench.studies.table_1 import BEST
 from peclr_dali.bench.studies.tables_2_3 import RN50, two_sources
 

@@ -18,10 +18,9 @@ from filelock import FileLock
 from peclr_dali.bench.commands import record_option
 from peclr_dali.bench.rows import append, describe_machine, markdown, read_rows
 from peclr_dali.bench.studies.measure import Row, compare, measure_constants, measured
-from peclr_dali.bench.studies.scales import Dataset
-from peclr_dali.bench.studies.study import SCALES, ScaleName, Studies, Study
+from peclr_dali.bench.studies.study import SCALES, Dataset, ScaleName, Studies, Study
 from peclr_dali.errors import UserError
-from peclr_dali.synthetic import make_dataset
+from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.commands.options import SEED
 from peclr_dali.train.distributed.all_ranks import Interrupted
 from peclr_dali.train.pose.metrics import METRICS, metric_of

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import FROZEN, RUNS
-from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
+from peclr_dali.bench.studies.study import FROZEN, RUNS, SCALES, Arm, Claim, ScaleName, Studies, Study
 
 BEST: Final = {
     "peclr": Arm(),

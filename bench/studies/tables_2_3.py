@@ -11,8 +11,20 @@ from __future__ import annotations
 from typing import Final
 
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.scales import ALL_LABELS, FREIHAND, HANDS_3500, RUNS, YOUTUBE_3D_HANDS, hands
-from peclr_dali.bench.studies.study import SCALES, Arm, Claim, ScaleName, Studies, Study
+from peclr_dali.bench.studies.study import (
+    ALL_LABELS,
+    FREIHAND,
+    HANDS_3500,
+    RUNS,
+    SCALES,
+    YOUTUBE_3D_HANDS,
+    Arm,
+    Claim,
+    ScaleName,
+    Studies,
+    Study,
+    hands,
+)
 
 SECOND: Final = {"small": hands(3500, 3, 40), "paper": YOUTUBE_3D_HANDS}  # small: other hands, in other scenes
 RN50: Final = "encoder.name=resnet50"

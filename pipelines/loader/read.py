@@ -12,9 +12,8 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
-from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.check import check_image, read_sound_jpegs
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
-from peclr_dali.pipelines.files.reading import read_sound_jpegs
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.samples.index import Bytes, Index, Partners
 from peclr_dali.pipelines.samples.order import Order

@@ -19,8 +19,7 @@ from peclr_dali.bench.studies import figure_6, figure_7, measure, other_datasets
 from peclr_dali.bench.studies import study as study_module
 from peclr_dali.bench.studies.measure import Arrays, Row, compare
 from peclr_dali.bench.studies.run import run_and_record
-from peclr_dali.bench.studies.scales import Dataset, Scale
-from peclr_dali.bench.studies.study import SCALES, Arm, Claim, Study
+from peclr_dali.bench.studies.study import SCALES, Arm, Claim, Dataset, Scale, Study
 from peclr_dali.cli import main
 from peclr_dali.pipelines.samples.order import micro_batch_share
 from peclr_dali.train.config.finetuning import FinetuneConfig

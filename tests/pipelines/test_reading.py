@@ -4,9 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peclr_dali.pipelines.files.check import check_image
+from peclr_dali.pipelines.files.check import check_image, read_sound_jpegs
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
-from peclr_dali.pipelines.files.reading import read_sound_jpegs
 from peclr_dali.pipelines.samples.index import read_file
 from tests.pipelines.image_files import good_files
 

@@ -17,8 +17,8 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources.boxes import read_boxes
 from peclr_dali.pipelines.sources.freihand import load_freihand
-from peclr_dali.synthetic import dataset, make_dataset
-from peclr_dali.synthetic.dataset import Recipe, parts_of, scenes_of
+from peclr_dali.synthetic import dataset
+from peclr_dali.synthetic.dataset import Recipe, make_dataset, parts_of, scenes_of
 from peclr_dali.synthetic.hand import project
 from peclr_dali.synthetic.scenes import draw_scene
 from tests.train.tiny_run import ROOT

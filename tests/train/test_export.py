@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from peclr_dali.models.config import EncoderConfig
-from peclr_dali.synthetic import make_dataset
+from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pose.predict import predict

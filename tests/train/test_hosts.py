@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 
-from peclr_dali.synthetic import make_dataset
+from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.runs.folder import read_rows

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import PoseConfig
-from peclr_dali.synthetic import make_dataset
+from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config

@@ -43,7 +43,7 @@ def make_data(out: Path, poses: int, **options: Any) -> None:
     They are written to OUT. If it holds this dataset already, nothing is done. If the rendering was interrupted, it is
     continued.
     """
-    from peclr_dali.synthetic import make_dataset
+    from peclr_dali.synthetic.dataset import make_dataset
     from peclr_dali.train.runs.meter import progress_bar
 
     with progress_bar("rendering") as progress:

@@ -12,7 +12,7 @@ import click
 
 from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
 from peclr_dali.errors import printable
-from peclr_dali.shipped import is_left_to_shell
+from peclr_dali.parsing import is_left_to_shell
 
 if TYPE_CHECKING:
     from peclr_dali.train.config.pretraining import Config

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from peclr_dali.errors import UserError
-from peclr_dali.shipped import is_left_to_shell, or_shipped
+from peclr_dali.parsing import is_left_to_shell, or_shipped
 from peclr_dali.train.config.tables import flatten, without_numbers
 
 T = TypeVar("T")

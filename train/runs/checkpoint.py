@@ -18,8 +18,7 @@ from torch import Tensor
 
 from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.models.weights import is_safetensors, require_finite
-from peclr_dali.parsing import parse_json
-from peclr_dali.shipped import or_shipped
+from peclr_dali.parsing import or_shipped, parse_json
 from peclr_dali.writing import whole_file
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from peclr_dali.errors import UserError
-from peclr_dali.shipped import PACKAGE
+from peclr_dali.parsing import PACKAGE
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config, read_toml
 from peclr_dali.train.config.pretraining import Config

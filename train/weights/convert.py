@@ -16,7 +16,7 @@ from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.models.encoders import build_encoder, make_encoder
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.models.weights import is_safetensors, load_strictly
-from peclr_dali.shipped import or_shipped
+from peclr_dali.parsing import or_shipped
 from peclr_dali.train.runs.checkpoint import METADATA_KEY, find_checkpoint, load_checkpoint, write_checkpoint
 from peclr_dali.train.weights.export import require_ending, save_tensors
 from peclr_dali.writing import refuse_inputs
