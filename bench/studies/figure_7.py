@@ -22,6 +22,7 @@ from peclr_dali.bench.studies.study import (
     Scale,
     Studies,
     Study,
+    hands,
 )
 from peclr_dali.bench.studies.table_1 import BEST
 
