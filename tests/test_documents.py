@@ -168,6 +168,12 @@ def is_file(name: str) -> bool:
     return written or any(f"/{file}".endswith(f"/{name}") for file in our_files())
 
 
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_every_file_and_link_exists() -> None:
     wrong = []
     for page in PAGES:
@@ -175,10 +181,14 @@ def test_every_file_and_link_exists() -> None:
         words = {word for quoted in QUOTED.findall(text) for word in quoted.split()}
         named = {word for word in words if re.fullmatch(r"[\w/.-]+\.(py|jsonl|md|toml)", word)}
         wrong += [f"{page.name}: {name}" for name in named - OTHERS if not is_file(name)]
-        links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
-        wrong += [f"{page.name}: {link}" for link in links if "://" not in link and not (page.parent / link).exists()]
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            file, _, anchor = link.partition("#")
+            target = page.parent / file if file else page
+            if "://" not in link and not (target.exists() and (not anchor or anchor in anchors(target))):
+                wrong.append(f"{page.name}: {link}")
     assert wrong == []
     assert not is_file("train/nowhere.py")
+    assert {"a-runs-folder", "installing"} < anchors(ROOT / "docs" / "commands.md")
 
 
 def test_the_library_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
