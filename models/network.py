@@ -1,4 +1,4 @@
-"""The network of pre-training: pixels in, projections out."""
+"""The network of pre-training: pixels in, projections out; and measures of its health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of this process and of its worker processes: memory, signals, folder of caches."""
+"""What this process may use on its machine: cores, memory, signals, ranks, compiled functions."""
 
 from __future__ import annotations
 

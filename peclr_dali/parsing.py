@@ -1,4 +1,4 @@
-"""Parses files of users. Wrong content always raises the same kind of exception."""
+"""Reads what users give: files, numbers, paths, and names of configurations and networks that come with the package."""
 
 from __future__ import annotations
 

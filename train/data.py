@@ -1,4 +1,4 @@
-"""The `check-data` command: decodes every image once and lists those that cannot be used.
+"""A look at data before training: `check-data` decodes every image and lists the bad ones, `views` draws views.
 
 The structure of every file is checked before, but a bug in the decoder may still end its process. So it runs in a
 process of its own; when that ends, halves of its images go to new processes, until one image is left.

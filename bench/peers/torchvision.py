@@ -1,4 +1,4 @@
-"""A peer with torchvision's JPEG decoder and torch's grid_sample on a GPU, and files read by threads."""
+"""Peers with torchvision: v2 transforms in DataLoader's workers; decode_jpeg and grid_sample on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by the peers on torch's DataLoader: one worker process per core, and batches in shared memory."""
+"""What the peers share: the paper's two views of each image, and worker processes of torch's DataLoader."""
 
 from __future__ import annotations
 

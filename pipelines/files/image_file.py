@@ -1,4 +1,4 @@
-"""Reads an image's orientation from its Exif data, and maps stored to upright pixels.
+"""A file for the decoder: its orientation from Exif data, the map to upright pixels, and the limits of size.
 
 The decoder does not apply the orientation (`decode` in render/dali_graph.py): two readers of Exif data in DALI 2.4
 disagree about damaged data, and one then writes a 72 x 56 image into a buffer of 56 x 72, beyond its end. Instead, the

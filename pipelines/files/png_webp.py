@@ -1,4 +1,4 @@
-"""Checks a PNG's chunks and their checksums."""
+"""Checks the structure of a PNG (chunks, checksums) or a WebP (RIFF chunks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuses boxes that cannot contain anything of their images.
+"""Refuses boxes that cannot contain anything of their images; reads sizes of a sample of images.
 
 Wrong boxes cause no error later: the views have one colour, and training goes on.
 """

@@ -1,4 +1,4 @@
-"""The table of samples: files, boxes and labels."""
+"""The table of samples: files, boxes, labels, and the partners of pairs."""
 
 from __future__ import annotations
 

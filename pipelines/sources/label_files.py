@@ -1,4 +1,4 @@
-"""Reads the files of a dataset, with errors in one line."""
+"""Reads the label files of a dataset, with errors in one line; keeps tables that take long; projects by a camera."""
 
 from __future__ import annotations
 

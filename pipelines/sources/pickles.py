@@ -1,4 +1,4 @@
-"""Reads pickles of NumPy arrays without running code in them.
+"""Reads pickles of NumPy arrays, MANO's among them, without running code in them.
 
 `pickle.load` calls every function that a pickle names. This reader knows only NumPy's array, dtype and number, and
 keeps plain data in their place. An array is made of these data at the end, by `numpy.frombuffer`, which checks them.

@@ -1,4 +1,4 @@
-"""Chooses parts of a dataset by hash: the same parts on every machine and in every version of NumPy."""
+"""Chooses parts of a dataset: by hash, the same on every machine; and without the files of a list of bad ones."""
 
 from __future__ import annotations
 

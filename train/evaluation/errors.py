@@ -1,4 +1,4 @@
-"""Errors of constant predictions, to compare the errors of a network with.
+"""A network's errors on the images of an evaluation, and those of constant predictions beside them.
 
 The constants of an evaluation are fitted to the labels that are measured, which favours them; those of the probe to the
 labels that it is fitted to. A network that is not clearly better has learnt nothing from the pictures.

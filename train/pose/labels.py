@@ -1,4 +1,4 @@
-"""Labels of the samples of an index, and the targets in a view's frame."""
+"""Labels of the samples of an index, the targets in a view's frame, and a network's errors on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads a fine-tuned network with its configuration, from a run's folder or a checkpoint."""
+"""Loads a fine-tuned network with its configuration, and validates it on held-out images."""
 
 from __future__ import annotations
 

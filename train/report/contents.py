@@ -1,4 +1,4 @@
-"""Reads the contents of a report from the folders of runs and their evaluations."""
+"""What a report says: the runs and their evaluations, the table of metrics, and the result in words."""
 
 from __future__ import annotations
 

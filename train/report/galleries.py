@@ -1,4 +1,4 @@
-"""The pictures of a report: errors, views, predictions, and samples with large errors."""
+"""The pictures of a report: views, predictions, large errors, and nearest neighbours before and after pre-training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the training loop; writes metrics.jsonl, validation.jsonl, TensorBoard and the progress line."""
+"""Measures the training loop; writes metrics.jsonl, validation.jsonl, TensorBoard, the log and the progress line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts weights of PeCLR's authors to this project's format."""
+"""Weights of other origins: converts those of PeCLR's authors, and loads those that a run starts from."""
 
 from __future__ import annotations
 
