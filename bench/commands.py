@@ -75,7 +75,7 @@ def bench_loader(
     from peclr_dali.bench.loaders import compare_loaders
     from peclr_dali.bench.tables import loaders
     from peclr_dali.train.distributed.world import described_world
-    from peclr_dali.train.runs.meter import configure_logging, progress_bar
+    from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     rounds, device = Rounds(repeats=repeats, repeat_s=seconds), described_world(config.train.device).device
@@ -104,7 +104,7 @@ def bench_train(
     from peclr_dali.bench.measure import Rounds
     from peclr_dali.bench.rows import markdown
     from peclr_dali.bench.tables import training_figures
-    from peclr_dali.train.runs.meter import configure_logging, progress_bar
+    from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     rounds = Rounds(repeats=repeats, repeat_s=seconds, warmup_s=1.0)

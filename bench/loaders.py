@@ -26,8 +26,8 @@ from peclr_dali.pipelines.render.runner import run_chunks
 from peclr_dali.pipelines.samples.box_check import upright_sizes_px
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
+from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.config.tables import to_dict
 
 log = logging.getLogger(__name__)
 

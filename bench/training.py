@@ -18,8 +18,8 @@ from peclr_dali.bench.rows import describe_machine
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
+from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.distributed.world import World, described_world
 from peclr_dali.train.pretrain import Pretraining
 from peclr_dali.train.steps.stopwatch import Stopwatch

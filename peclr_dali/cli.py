@@ -24,7 +24,7 @@ from peclr_dali.errors import AnotherRankFailed, OneLine, UserError
 from peclr_dali.machine import keep_freed_memory
 from peclr_dali.train.commands import data, networks, training
 from peclr_dali.train.commands.options import CALL, as_called, is_first_on_host, is_main_rank, say
-from peclr_dali.train.distributed.all_ranks import Interrupted, stop_with_torchrun
+from peclr_dali.train.distributed.interrupt import Interrupted, stop_with_torchrun
 
 _REPORT_S = 5.0
 """Seconds in which a rank prints its error, before the others end: when one rank ends, torchrun ends the others."""

@@ -10,12 +10,13 @@ import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from peclr_dali.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 def regular(file: Path) -> Path:
@@ -48,6 +49,8 @@ def parse_json(text: str | bytes) -> Any:
 
 def as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
     """Convert nested lists of numbers to an array; None if they are ragged, too large for a float, or not numbers."""
+    import numpy as np  # only here: `--help` does not wait for it
+
     try:
         return np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError, RecursionError):

@@ -15,7 +15,7 @@ import pytest
 from peclr_dali.cli import main
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.runs.meter import configure_logging
+from peclr_dali.train.runs.log import configure_logging
 from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
 

@@ -15,9 +15,8 @@ import pytest
 from peclr_dali.errors import UserError
 from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.load import flatten, load_config, to_dict, without_numbers
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.config.tables import flatten, to_dict, without_numbers
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "networks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -21,9 +21,8 @@ from examples.simhand import weighted_nt_xent
 from peclr_dali.models.config import EncoderConfig, ProjectorConfig
 from peclr_dali.models.network import build_network
 from peclr_dali.models.nt_xent import NTXent
-from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.config.tables import to_dict
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.runs.checkpoint import write_checkpoint
 from tests.command_line import run_cli
@@ -132,15 +131,6 @@ def test_other_commands_take_a_run_with_a_loss_of_its_own(
     for name, weight in exported.items():
         if not name.endswith(("running_mean", "running_var", "num_batches_tracked", "fc.weight", "fc.bias")):
             torch.testing.assert_close(tuned[name], weight, rtol=0, atol=1e-6)
-
-
-def test_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "masks.png"
-    printed = run("examples.masks", f"--images 32 --out {out}", monkeypatch, capsys)
-    mean, worst = numbers(r"([\d.]+)%", printed)
-    assert mean > 99.9
-    assert worst > 99.5
-    assert np.asarray(cv2.imread(str(out))).shape == (256, 1024, 3)
 
 
 def test_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

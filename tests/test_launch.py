@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from peclr_dali.pipelines.samples.order import micro_batch_share
+from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 

@@ -19,14 +19,13 @@ MODULES = [*sorted(PACKAGE.glob("*.py")), *(file for room in ROOMS for file in s
 PROGRAMS = [ROOT / "cli.py", *(file for name in ("examples", "tools") for file in sorted((ROOT / name).rglob("*.py")))]
 
 _OF_PIPELINES = {"bounds", "errors", "machine", "parsing", "skeleton", "writing"}
-_OF_TRAIN = _OF_PIPELINES | {"models", "pipelines", "shipped", "synthetic"}
+_OF_TRAIN = _OF_PIPELINES | {"models", "pipelines", "synthetic"}
 MAY_IMPORT = {
     "errors": set[str](),
     "bounds": set[str](),
     "parsing": {"errors"},
     "writing": {"errors"},
     "machine": {"errors"},
-    "shipped": set(),
     "skeleton": set(),
     "models": {"bounds", "errors", "skeleton"},
     "pipelines": _OF_PIPELINES,

@@ -111,7 +111,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["--set train.bach=4: unknown key train.bach", "did you mean train.batch?"],
     ),
     # Data.
-    "missing folder": (pretrain("data.root={root}/nowhere"), ["{root}/nowhere: does not exist", "Check the path"]),
+    "missing folder": (pretrain("data.root={root}/nowhere"), ["{root}/nowhere: ", "No such file", "Check the path"]),
     "JSON of another length": (
         freihand(),
         ["training_scale.json: labels for 2 poses", "has 12 images", "expected 4 for each", "of one set"],
@@ -217,7 +217,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "make-data into a used folder": (
         ["make-data", "{root}/notes"],
-        ["{root}/notes is not empty", "choose a new or an empty folder"],
+        ["{root}/notes holds something else", "choose another folder"],
     ),
     "convert from a device": (["convert", "/dev/zero", "{root}/new.pth"], ["'/dev/zero' is no file", "expected"]),
 }

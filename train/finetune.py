@@ -15,7 +15,7 @@ from peclr_dali.models.pose import PoseNetwork, PoseOutput
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneTrainConfig
-from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.distributed.all_ranks import on_main
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import evaluation_constants
@@ -27,7 +27,7 @@ from peclr_dali.train.pose.pose_step import PoseStep, PoseStepResult
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.steps.training_state import compiled
 from peclr_dali.train.trainer import Task, Trainer
-from peclr_dali.train.weights.convert import start_pose_network
+from peclr_dali.train.weights import start_pose_network
 
 log = logging.getLogger(__name__)
 

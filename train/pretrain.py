@@ -18,7 +18,8 @@ from peclr_dali.models.network import ContrastiveNetwork, build_network, health
 from peclr_dali.models.nt_xent import NTXent, loss_at_chance
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import micro_batch_share, rows_per_batch
+from peclr_dali.pipelines.samples.order import rows_per_batch
+from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.probe import Probe, build_probe

@@ -16,15 +16,15 @@ from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.distributed.world import World, described_world
 from peclr_dali.train.pose.inference import inference
 from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
 from peclr_dali.train.probe import canonical_batches, fit_ridge, poses_to_read
 from peclr_dali.train.runs.folder import Resume, RunFolder
-from peclr_dali.train.runs.meter import progress_bar
+from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.train.trainer import set_threads
-from peclr_dali.train.weights.convert import start_pose_network
+from peclr_dali.train.weights import start_pose_network
 
 log = logging.getLogger(__name__)
 

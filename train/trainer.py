@@ -19,19 +19,14 @@ from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.machine import available_cores
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, micro_batch_share, steps_per_epoch
+from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
+from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import FREE_BETWEEN_RANKS, first_different_key, flatten, to_dict
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.config.tables import FREE_BETWEEN_RANKS, first_different_key, flatten, to_dict
-from peclr_dali.train.distributed.all_ranks import (
-    Interrupted,
-    StopSignals,
-    on_all_ranks,
-    on_main,
-    require_same,
-    steps_of_all_ranks,
-)
+from peclr_dali.train.distributed.all_ranks import on_all_ranks, on_main, require_same, steps_of_all_ranks
+from peclr_dali.train.distributed.interrupt import Interrupted, StopSignals
 from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpoint import BackgroundWriter, load_checkpoint

@@ -26,7 +26,7 @@ from peclr_dali.train.pose.labels import labels_to_learn, with_true_root
 from peclr_dali.train.pose.metrics import METRICS, confidence_intervals, metric_of
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.runs.meter import progress_bar
+from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.writing import whole_file
 
 Arrays = dict[str, npt.NDArray[Any]]

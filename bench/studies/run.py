@@ -22,10 +22,10 @@ from peclr_dali.bench.studies.study import SCALES, Dataset, ScaleName, Studies, 
 from peclr_dali.errors import UserError
 from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.commands.options import SEED
-from peclr_dali.train.distributed.all_ranks import Interrupted
+from peclr_dali.train.distributed.interrupt import Interrupted
 from peclr_dali.train.pose.metrics import METRICS, metric_of
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.runs.meter import configure_logging, progress_bar
+from peclr_dali.train.runs.log import configure_logging, progress_bar
 
 
 def run_study(study: Study) -> Iterator[Row]:

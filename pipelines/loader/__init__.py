@@ -30,8 +30,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.config import PipelinesConfig
-from peclr_dali.pipelines.loader.plan import plan_chunk
-from peclr_dali.pipelines.loader.read import CLOSED, Quarantine, Reader
+from peclr_dali.pipelines.loader.read import CLOSED, Quarantine, Reader, plan_chunk
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.renderers import make_renderer
 from peclr_dali.pipelines.render.runner import FileDecoder, Outputs, run_chunks

@@ -22,7 +22,8 @@ from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.loader.read import Quarantine
 from peclr_dali.pipelines.randomness import MOST_VIEWS
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, micro_batch_share, steps_per_epoch
+from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
+from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 

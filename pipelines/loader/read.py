@@ -15,8 +15,12 @@ from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.files.check import check_image, read_sound_jpegs
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
 from peclr_dali.pipelines.render.chunk import Chunk
+from peclr_dali.pipelines.render.settings import Settings
 from peclr_dali.pipelines.samples.index import Bytes, Index, Partners
 from peclr_dali.pipelines.samples.order import Order
+from peclr_dali.pipelines.views.augmentation import Augmentation
+from peclr_dali.pipelines.views.draws import draw_view
+from peclr_dali.pipelines.views.plan import join_plans, plan_views
 
 log = logging.getLogger(__name__)
 
@@ -157,3 +161,33 @@ class Reader:
             reason = getattr(error, "strerror", None) or str(error)
             self._quarantine.add(sample, self._index.path(sample), reason)
         return None
+
+
+def plan_chunk(
+    chunk: Chunk, *, index: Index, order: Order, augmentations: Sequence[Augmentation], settings: Settings
+) -> Chunk:
+    """Add the plan: draws, matrices, halvings and regions. The draws are those of the positions and views."""
+    epochs, halves = order.epochs(chunk.positions), chunk.halves
+    plans = []
+    for number, half in enumerate(halves):
+        views = range(len(augmentations))[number :: len(halves)]
+        samples, files = chunk.samples[half], chunk.files[half]
+        draws = [
+            np.concatenate([
+                draw_view(augmentations[view], seed=order.seed, epoch=epoch, view=view, places=places)
+                for epoch, places in epochs
+            ])
+            for view in views
+        ]  # fmt: skip
+        plans.append(
+            plan_views(
+                np.array([file.size_px for file in files], np.int64),
+                np.array([file.orientation for file in files], np.int64),
+                index.box_px[samples],
+                draws,
+                [augmentations[view].geometry for view in views],
+                mirror=None if index.mirror is None else index.mirror[samples],
+                croppable=np.array([file.is_jpeg for file in files]) if settings.regions else None,
+            )
+        )
+    return replace(chunk, plan=join_plans(plans))

@@ -14,8 +14,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any
 
 import numpy as np
 
@@ -288,45 +286,3 @@ class Schedule:
     def steps(self) -> Iterable[int]:
         """The steps, from the first on."""
         return itertools.count(self.first_step) if self.last_step is None else range(self.first_step, self.last_step)
-
-
-def even_share(count: int, rank: int, world_size: int) -> range:
-    """The consecutive part of `count` items that a rank takes. If uneven, the first ranks take one more."""
-    each, more = divmod(count, world_size)
-    start = rank * each + min(rank, more)
-    return range(start, start + each + (rank < more))
-
-
-def require_whole_micro_batches(batch: int, micro_batch: int, table: str = "train.") -> None:
-    """Raise a `UserError` if a batch is not a multiple of the micro-batch; the message names both keys of `table`."""
-    counts: dict[str, Any] = {"batch": batch, "micro_batch": micro_batch}
-    for key, count in counts.items():
-        if not isinstance(count, Integral) or count < 1:
-            raise UserError(f"{table}{key} = {count!r}: expected a whole number above 0")
-    if batch % micro_batch:
-        raise UserError(
-            f"{table}batch = {batch} is not a multiple of {table}micro_batch = {micro_batch}: batch norm sees whole "
-            "micro-batches, so change one of the two."
-        )
-
-
-def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int, *, table: str = "train.") -> range:
-    """The share of a global batch that a rank computes.
-
-    A share is whole micro-batches of consecutive positions, as even as possible: the first ranks may have one more. The
-    content of a micro-batch, and so batch norm, does not depend on rank or world size. Batches are counted in source
-    images. `table` is the table of the two keys, for messages.
-
-    Raises:
-        UserError: the batch is not a multiple of the micro-batch, or there are fewer micro-batches than ranks.
-    """
-    require_whole_micro_batches(batch, micro_batch, table)
-    micro_batches = batch // micro_batch
-    if micro_batches < world_size:
-        raise UserError(
-            f"{table}batch = {batch} holds {micro_batches} micro-batches of {micro_batch} images, fewer than the "
-            f"{world_size} ranks: start fewer processes, or set a smaller {table}micro_batch (which changes what batch "
-            "norm sees)."
-        )
-    share = even_share(micro_batches, rank, world_size)
-    return range(share.start * micro_batch, share.stop * micro_batch)

@@ -30,7 +30,10 @@ def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
 
 def _load(config: DataConfig) -> Index:
     refuse_address(config)
-    index: Index = pkgutil.resolve_name(SOURCES[config.source])(config)
+    try:
+        index: Index = pkgutil.resolve_name(SOURCES[config.source])(config)
+    except OSError as error:
+        raise UserError(f"{error.filename or config.root}: {error.strerror or error}. Check the path") from error
     if not len(index):
         raise UserError(
             f"{config.root}: data.split = {config.split!r} has no image: a tenth of its few groups is none. Set "

@@ -21,7 +21,7 @@ from peclr_dali.bench.studies.measure import Arrays, Row, compare
 from peclr_dali.bench.studies.run import run_and_record
 from peclr_dali.bench.studies.study import SCALES, Arm, Claim, Dataset, Scale, Study
 from peclr_dali.cli import main
-from peclr_dali.pipelines.samples.order import micro_batch_share
+from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config

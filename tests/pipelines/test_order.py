@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.samples.index import Index, SourceRows
-from peclr_dali.pipelines.samples.order import (
-    EpochOrder,
-    MixtureOrder,
-    RankSlice,
-    build_order,
-    micro_batch_share,
-    rows_per_batch,
-    spread,
-)
+from peclr_dali.pipelines.samples.order import EpochOrder, MixtureOrder, RankSlice, build_order, rows_per_batch, spread
+from peclr_dali.pipelines.samples.shares import micro_batch_share
 
 
 @settings(max_examples=50, deadline=None)

@@ -103,7 +103,7 @@ def test_the_loader_decodes_regions_by_itself(
         shares.append(float((plan.shape_px < size_px).any(axis=1).mean()))
         return plan
 
-    monkeypatch.setattr("peclr_dali.pipelines.loader.plan.plan_views", counted)
+    monkeypatch.setattr("peclr_dali.pipelines.loader.read.plan_views", counted)
 
     def batches(decode: Literal["auto", "whole"]) -> list[Batch]:
         shares.clear()

@@ -12,9 +12,8 @@ import pytest
 
 from peclr_dali.errors import UserError
 from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.load import first_difference, load_config, to_toml
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.config.tables import first_difference, to_toml
 from tests.command_line import run_cli
 
 ROOT = Path(__file__).parents[2]

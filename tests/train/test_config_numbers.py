@@ -14,9 +14,8 @@ from pydantic import TypeAdapter
 from peclr_dali.cli import main
 from peclr_dali.errors import UserError
 from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.load import load_config, to_toml
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.config.tables import to_toml
 from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
 

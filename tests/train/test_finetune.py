@@ -29,8 +29,7 @@ from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.pose_run import Validation, load_pose_run, validate
 from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.weights.convert import start_pose_network
-from peclr_dali.train.weights.export import export_network
+from peclr_dali.train.weights import export_network, start_pose_network
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import full_resnet18
 from tests.train.tiny_hands import config_of

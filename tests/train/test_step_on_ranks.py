@@ -13,7 +13,7 @@ from torch import nn
 
 from peclr_dali.models.nt_xent import NTXent
 from peclr_dali.pipelines.batch import Batch, View
-from peclr_dali.pipelines.samples.order import micro_batch_share
+from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.distributed.world import World, buckets, described_world, joined
 from peclr_dali.train.steps import micro_batches
 from peclr_dali.train.steps.batch_statistics import synchronise

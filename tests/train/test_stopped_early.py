@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.train.distributed.all_ranks import Interrupted, StopSignals
+from peclr_dali.train.distributed.interrupt import Interrupted, StopSignals
 from peclr_dali.train.finetune import Finetuning, finetune
 from peclr_dali.train.pretrain import Pretraining, pretrain
 from peclr_dali.train.runs.folder import RunFolder

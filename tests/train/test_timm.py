@@ -19,7 +19,7 @@ from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pose.predict import predict
 from peclr_dali.train.pretrain import pretrain
-from peclr_dali.train.weights.export import export_encoder
+from peclr_dali.train.weights import export_encoder
 from tests.train import tiny_hands
 
 STEPS = 6

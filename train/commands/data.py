@@ -44,7 +44,7 @@ def make_data(out: Path, poses: int, **options: Any) -> None:
     continued.
     """
     from peclr_dali.synthetic.dataset import make_dataset
-    from peclr_dali.train.runs.meter import progress_bar
+    from peclr_dali.train.runs.log import progress_bar
 
     with progress_bar("rendering") as progress:
         make_dataset(out, poses=poses, progress=progress, **options)
@@ -63,7 +63,7 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     config = pretraining_config(files, overrides)
     from peclr_dali.pipelines.config import refuse_among_images
     from peclr_dali.train.data import preview
-    from peclr_dali.train.runs.meter import configure_logging
+    from peclr_dali.train.runs.log import configure_logging
 
     configure_logging()
     if not out.exists():  # for a file that exists, `preview` checks whether it is an image of the data
@@ -90,7 +90,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
     from peclr_dali.pipelines.sources import load_index
     from peclr_dali.train.data import check_data as check
     from peclr_dali.train.distributed.world import described_world
-    from peclr_dali.train.runs.meter import progress_bar
+    from peclr_dali.train.runs.log import progress_bar
 
     source, *others = config.data
     if others:
@@ -133,7 +133,7 @@ def pack(
         raise UserError(f"{out} is an address: tar files are written to a folder. Name one, and copy it there later.")
     if index_only:
         from peclr_dali.pipelines.sources.shards.pack import index_tars
-        from peclr_dali.train.runs.meter import progress_bar
+        from peclr_dali.train.runs.log import progress_bar
 
         with progress_bar("indexing") as progress:
             packed = index_tars(out, progress=progress)
@@ -141,9 +141,9 @@ def pack(
         config = pretraining_config(files, overrides)
         from peclr_dali.machine import available_cores
         from peclr_dali.pipelines.sources import load_index
-        from peclr_dali.pipelines.sources.shards.load import choices
+        from peclr_dali.pipelines.sources.shards import choices
         from peclr_dali.pipelines.sources.shards.pack import pack as run
-        from peclr_dali.train.runs.meter import progress_bar
+        from peclr_dali.train.runs.log import progress_bar
 
         source, *others = config.data
         if others:

@@ -53,9 +53,9 @@ def evaluate(
     """
     from rich.console import Console
 
-    from peclr_dali.train.config.tables import as_toml
+    from peclr_dali.train.config.load import as_toml
     from peclr_dali.train.evaluation.evaluate import evaluate as measure
-    from peclr_dali.train.runs.meter import configure_logging, progress_bar
+    from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     settings = [f"data.root={as_toml(data)}"] if data is not None else []
@@ -119,7 +119,7 @@ def predict(
     """
     from peclr_dali.train.pose.predict import EXPECTED, FILE
     from peclr_dali.train.pose.predict import predict as run_prediction
-    from peclr_dali.train.runs.meter import configure_logging, progress_bar
+    from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     boxes = Path(box) if box is not None and box.lower().endswith((".csv", ".json")) else None
@@ -193,8 +193,8 @@ def convert(source: Path, out: Path) -> None:
     Names and shapes are checked. No code in the file is run. A published pose network becomes a checkpoint that
     evaluate, predict and export take as a run.
     """
-    from peclr_dali.train.runs.meter import configure_logging
-    from peclr_dali.train.weights.convert import convert as run
+    from peclr_dali.train.runs.log import configure_logging
+    from peclr_dali.train.weights import convert as run
 
     configure_logging()
     say(run(source, out))
@@ -226,7 +226,7 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
     onnxruntime's results with torch's. The checkpoint is the newest in a pre-training run's folder, the best on
     validation (best/) in a fine-tuning run's.
     """
-    from peclr_dali.train.weights.export import export_encoder, export_network, export_onnx
+    from peclr_dali.train.weights import export_encoder, export_network, export_onnx
 
     files = [file for file in (out, onnx, pose) if file is not None]
     if not files or (half and out is None):

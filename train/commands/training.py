@@ -42,7 +42,7 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
 
     config = _resolve(Config, {"run.out": out}, **options)
     from peclr_dali.train.pretrain import pretrain as run
-    from peclr_dali.train.runs.meter import configure_logging
+    from peclr_dali.train.runs.log import configure_logging
 
     configure_logging()
     folder = run(config, resume)
@@ -74,7 +74,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
     config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, **options)
     from peclr_dali.train.finetune import finetune as run
     from peclr_dali.train.pose.pose_run import best_of
-    from peclr_dali.train.runs.meter import configure_logging
+    from peclr_dali.train.runs.log import configure_logging
 
     configure_logging()
     folder = run(config, resume)
@@ -107,7 +107,7 @@ def probe(start: str | None, out: str | None, resume: Resume, **options: Any) ->
 
     config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, **options)
     from peclr_dali.train.read_out import fit_read_out
-    from peclr_dali.train.runs.meter import configure_logging
+    from peclr_dali.train.runs.log import configure_logging
 
     configure_logging()
     folder = fit_read_out(config, resume)
@@ -122,9 +122,8 @@ def _resolve(
     `short` holds the keys that have their own option.
     """
     from peclr_dali.pipelines.config import refuse_among_images
-    from peclr_dali.pipelines.samples.order import require_whole_micro_batches
-    from peclr_dali.train.config.load import load_config
-    from peclr_dali.train.config.tables import as_toml, to_toml
+    from peclr_dali.pipelines.samples.shares import require_whole_micro_batches
+    from peclr_dali.train.config.load import as_toml, load_config, to_toml
 
     settings = [f"{key}={as_toml(value)}" for key, value in short.items() if value is not None]
     config = load_config(kind, files, [*overrides, *settings])

@@ -21,8 +21,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import WITH_PARTS
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.load import load_config
-from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import Errors, PoseLabels, errors_of
 from peclr_dali.train.pose.metrics import (

@@ -22,7 +22,7 @@ from peclr_dali.train.pose.predict import read_predictions
 from peclr_dali.train.probe import Pixels, features_of_rows, trained_encoder
 from peclr_dali.train.report.contents import Measured, Run
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
-from peclr_dali.train.runs.meter import progress_bar
+from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.train.runs.pictures import Image, read_picture, read_sheet, shown_side_px
 
 SHOWN: Final = 12

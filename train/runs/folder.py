@@ -20,9 +20,8 @@ from filelock import FileLock, Timeout
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import PACKAGE
 from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.load import load_config, read_toml
+from peclr_dali.train.config.load import first_difference, load_config, read_toml, to_toml
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.config.tables import first_difference, to_toml
 from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS, Checkpoints
 from peclr_dali.writing import write_text
 

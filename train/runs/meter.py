@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
-from rich.console import Console
-from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from peclr_dali.errors import OneLine
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -26,6 +21,7 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.runs.checkpoint import BackgroundWriter
 from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.runs.log import console
 from peclr_dali.train.steps.stopwatch import Stopwatch
 from peclr_dali.train.steps.training_state import Result, TrainingState
 from peclr_dali.writing import write_text
@@ -219,45 +215,3 @@ def profiled(folder: RunFolder, steps: int, device: torch.device) -> Iterator[Ca
     plan = schedule(wait=_WARM_UP - 1, warmup=1, active=steps, repeat=1)
     with profile(activities=activities, schedule=plan, on_trace_ready=write, acc_events=True) as recording:
         yield recording.step
-
-
-console = Console(stderr=True, soft_wrap=True)
-
-
-def configure_logging() -> None:
-    """Set up logging: on a terminal above the progress line, elsewhere one line per message.
-
-    Ranks other than 0 print errors only, since rank 0 prints the same.
-    """
-    handler: logging.Handler = logging.StreamHandler()
-    if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, show_time=False, markup=False)
-    handler.setFormatter(OneLine("%(message)s"))
-    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    for library in ("botocore", "aiobotocore"):  # they log where credentials were found
-        logging.getLogger(library).setLevel(logging.WARNING)
-    # fp16 may skip the first step because its gradient is not finite; torch then warns about the order of calls.
-    warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before", UserWarning)
-
-
-@contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress line with an ETA. Yields a function to call with (done, total).
-
-    The line appears with the first call, so that an early error is printed without it.
-    """
-    progress = Progress(
-        TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console
-    )
-    task = progress.add_task(title, total=None)
-
-    def advance(done: int, total: int) -> None:
-        progress.start()
-        progress.update(task, completed=done, total=total)
-
-    try:
-        yield advance
-    finally:
-        if progress.live.is_started:
-            progress.stop()

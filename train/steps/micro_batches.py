@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from peclr_dali.pipelines.samples.order import micro_batch_share
+from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.distributed.world import World, buckets
 from peclr_dali.train.steps.stopwatch import Stopwatch
 

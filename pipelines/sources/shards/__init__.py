@@ -4,4 +4,110 @@ The command `pack` writes both, or only the index of tar files that another prog
 are read at their offsets, from a folder (`LocalTars`) or from an address (`RemoteTars`).
 """
 
-from peclr_dali.pipelines.sources.shards.load import load_shards as load_shards
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig, box_file, is_address
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, Store
+from peclr_dali.pipelines.sources.boxes import with_boxes
+from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE, TARGET, TarIndex, parse_index
+from peclr_dali.pipelines.sources.shards.tar_stores import Folder, LocalTars, RemoteTars
+from peclr_dali.pipelines.sources.subsets import rows_of_split
+
+
+def load_shards(config: DataConfig) -> Index:
+    """Read the index of tar files that `pack` wrote. The rows have the order of the packed source, or of the tar files.
+
+    Raises:
+        UserError: the folder has no index, a tar file is missing or has another size than the index says, or a key is
+            set that has no meaning for packed images.
+    """
+    if is_address(config.root):
+        folder = Folder(config.root)
+        tars = parse_index(folder.file(INDEX_FILE), f"{folder.address}/{INDEX_FILE}")
+        sizes = folder.sizes(tars.tars.tolist())
+        store: Store = RemoteTars(folder, tars)
+    else:
+        tars = read_index(Path(config.root))
+        sizes = [_size(Path(config.root) / name) for name in tars.tars.tolist()]
+        store = LocalTars(config.root, tars)
+    for name, size, expected in zip(tars.tars, sizes, tars.tar_bytes.tolist(), strict=True):
+        if size != expected:
+            raise UserError(
+                f"{config.root}/{name} has {size} bytes, and {INDEX_FILE} was made when it had {expected}: copy the "
+                "folder again, or make the index again with 'python cli.py pack'"
+            )
+    _refuse_choices(config, tars)
+    labels = tars.labels
+    index = Index(
+        name=tars.name,
+        root=Path(config.root),
+        paths=tars.names(),
+        box_px=labels.get("box_px", np.tile(np.array(WHOLE_IMAGE, np.float32), (len(tars), 1))),
+        keypoints_px=labels.get("keypoints_px"),
+        mirror=labels.get("mirror"),
+        group=labels.get("group"),
+        targets={name.removeprefix(TARGET): one for name, one in labels.items() if name.startswith(TARGET)},
+        store=store,
+    )
+    if not labels and (boxes := box_file(config)) is not None:
+        index = with_boxes(index, boxes)
+    if config.split == "all":
+        return index
+    if index.group is None:
+        raise UserError(
+            f"data.split = {config.split!r}: the tar files of {config.root} do not say which of their images belong "
+            'together, so they cannot be split. Use "all", or pack each split separately.'
+        )
+    return index.select(rows_of_split(index.group, config.split))
+
+
+def read_index(root: Path) -> TarIndex:
+    """Read the index in a folder.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    file = root / INDEX_FILE
+    try:
+        return parse_index(file.read_bytes(), str(file))
+    except OSError as error:
+        raise UserError(
+            f"{file}: {error.strerror}; expected tar files and their index. Make them with 'python cli.py pack', or "
+            "the index alone with 'python cli.py pack --index'"
+        ) from error
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; {INDEX_FILE} names it. Copy the whole folder again") from error
+
+
+def choices(config: DataConfig | type[DataConfig]) -> Mapping[str, Any]:
+    """The keys that choose images and boxes of a source, as JSON has their values, or with their defaults."""
+    return {
+        "part": config.part,
+        "versions": list(config.versions),
+        "center_frac": config.center_frac,
+        "box": config.box,
+    }
+
+
+def _refuse_choices(config: DataConfig, tars: TarIndex) -> None:
+    """Refuse keys that choose images and boxes, unless they have the defaults or their values at packing."""
+    defaults = choices(type(config))
+    for key, chosen in choices(config).items():
+        if chosen in (defaults[key], tars.chosen.get(key)) or (key == "box" and not tars.labels and chosen != "joints"):
+            continue
+        raise UserError(
+            f"data.{key} = {chosen!r}: it was chosen when the tar files were made"
+            f"{f', with {tars.chosen[key]!r}' if key in tars.chosen else ''}. Leave it out"
+        )

@@ -20,8 +20,7 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import build_order
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.folder import load_folder
-from peclr_dali.pipelines.sources.shards import tar_stores
-from peclr_dali.pipelines.sources.shards.load import load_shards
+from peclr_dali.pipelines.sources.shards import load_shards, tar_stores
 from peclr_dali.pipelines.sources.shards.pack import Packed, pack
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE
 from peclr_dali.pipelines.sources.subsets import write_bad_list

@@ -63,7 +63,7 @@ def test_a_root_without_permission_is_one_line(home: Path, source: Any) -> None:
 
 def test_names_that_are_not_utf8_are_names_like_others(tmp_path: Path) -> None:
     name = b"h\xe4nde".decode(errors="surrogateescape")
-    root = tmp_path / name
+    root = tmp_path / "images"
     root.mkdir()
     for image in (f"{name}.jpg", "b.jpg"):
         layouts.write_image(tmp_path / "plain.jpg", 60, 40)
@@ -71,8 +71,8 @@ def test_names_that_are_not_utf8_are_names_like_others(tmp_path: Path) -> None:
     write_bad_list(tmp_path / "bad.jsonl", {"b.jpg": "for a test"})
     index = load_index(DataConfig("folder", str(root), bad_list=str(tmp_path / "bad.jsonl")))
     assert index.paths == [f"{name}.jpg"]
-    assert pack(index, tmp_path / f"out_{name}", per_tar=1, workers=1).samples == 1
-    assert load_index(DataConfig("shards", str(tmp_path / f"out_{name}"))).read(0) == index.read(0)
+    assert pack(index, tmp_path / "out", per_tar=1, workers=1).samples == 1
+    assert load_index(DataConfig("shards", str(tmp_path / "out"))).read(0) == index.read(0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.samples.order import micro_batch_share
+from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.trainer import set_threads
 

@@ -18,8 +18,7 @@ from peclr_dali.models.pose import PoseNetwork, PoseOutput
 from peclr_dali.pipelines.samples.index import Bytes, Index, Store
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.load import load_config
-from peclr_dali.train.config.tables import to_dict
+from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
 from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from peclr_dali.train.runs.meter import configure_logging
+from peclr_dali.train.runs.log import configure_logging
 
 log = logging.getLogger(__name__)
 

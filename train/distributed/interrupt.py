@@ -1,0 +1,64 @@
+"""Handles requests to stop: the run saves a checkpoint and ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that this process gets when its parent ends."""
+
+
+def stop_with_torchrun() -> None:
+    """If torchrun started this rank, get SIGTERM when torchrun ends, also when it is killed.
+
+    Otherwise the rank would go on, and a new start of the run would find its folder in use.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Interrupted(Exception):  # noqa: N818  asked for, not an error
+    """The run was stopped by a signal. It is saved and can be resumed."""
+
+    def __init__(self, signal_number: int, step: int, folder: Path) -> None:
+        self.exit_code = 128 + signal_number
+        name = signal.Signals(signal_number).name
+        self.where = f"stopped by {name} after step {step}, saved in {folder}"
+        super().__init__(f"{self.where}; continue with --resume auto")
+
+
+class StopSignals:
+    """Turns SIGTERM, SIGHUP (a closed terminal) and Ctrl-C into a request to stop after the current step.
+
+    A second Ctrl-C ends the process at once. Under nohup, SIGHUP stays ignored.
+
+    Attributes:
+        signal_number: the signal that came; 0: none.
+        agreed: whether all ranks know of it, so that the current step is the last.
+    """
+
+    def __init__(self) -> None:
+        self.signal_number = 0
+        self.agreed = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal_number and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal_number = number
