@@ -17,6 +17,7 @@ import torch
 
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.synthetic.dataset import make_dataset
+from peclr_dali.train import weights
 from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pose.predict import predict
@@ -24,7 +25,6 @@ from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint, write
 from peclr_dali.train.weights import (
     OPSET,
     OUTPUTS,
-    export,
     export_encoder,
     export_network,
     export_onnx,
@@ -122,7 +122,7 @@ def sensitive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = {name: tensor * (100 if name == "head.weight" else 1) for name, tensor in run.network.state_dict().items()}
     Checkpoints(folder / "best", keep=1).save(3, {"config": to_dict(run.config), "network": state})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "PARITY", (1, 1))  # its keypoints are thousands of pixels
+        patch.setattr(weights, "PARITY", (1, 1))  # its keypoints are thousands of pixels
         export_onnx(folder, folder / "pose.onnx")
     return folder
 
