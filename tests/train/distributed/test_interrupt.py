@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 RANK = """
 import signal, time
-from peclr_dali.train.distributed.all_ranks import StopSignals, stop_with_torchrun
+from peclr_dali.train.distributed.interrupt import StopSignals, stop_with_torchrun
 stop_with_torchrun()
 with StopSignals() as stop:
     print("started", flush=True)
