@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,6 @@ from peclr_dali.train.distributed.world import World
 from peclr_dali.train.probe import Probe, build_probe
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.pictures import save_loss
-from peclr_dali.train.steps.batch_statistics import synchronise
 from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views
 from peclr_dali.train.steps.optim import Lars, build_optimizer
 from peclr_dali.train.steps.step_graph import StepGraph
@@ -80,9 +78,6 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         self._probe_every = max(1, round(config.probe.every_epochs * steps_per_epoch))
         train = config.train
         super().__init__(config, world, steps_per_epoch, fresh=fresh)
-        if train.sync_batch_norm:
-            synchronise(self.network, world, batch=train.batch, micro_batch=train.micro_batch)
-        self._norm_ranks = world.world_size if train.sync_batch_norm else 1
         recorded = is_recorded(config, world)
         embed = partial(
             embed_views,
@@ -158,24 +153,10 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         probe = self._probe
         return None if probe is None else {"step": self.steps_done, **probe.figures(self.network, self.autocast_dtype)}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state, with the number of ranks that share the statistics of batch norm."""
-        return {**super().state_dict(), "norm_ranks": self._norm_ranks}
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Refuse another number of ranks if batch norm is taken over them."""
-        super().load_state_dict(saved)
-        if saved["norm_ranks"] != self._norm_ranks:
-            raise UserError(
-                f"the checkpoint was made with train.sync_batch_norm over {saved['norm_ranks']} ranks, and there are "
-                f"{self._norm_ranks} now, which changes the result: start as many processes as before"
-            )
-
 
 def is_recorded(config: Config, world: World) -> bool:
-    """Whether steps are recorded: not on a CPU, nor with exchanges of ranks within SyncBatchNorm."""
-    exchanges_in_layers = config.train.sync_batch_norm and world.world_size > 1
-    return config.train.cuda_graph and world.device.type == "cuda" and not exchanges_in_layers
+    """Whether steps are recorded, which a CPU cannot do."""
+    return config.train.cuda_graph and world.device.type == "cuda"
 
 
 def _bytes_of_batches(config: Config, world: World) -> int:

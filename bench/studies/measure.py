@@ -175,6 +175,6 @@ def shifted(index: Index, shift_px: tuple[float, float]) -> Index:
 
 @cache
 def measure_constants(*overrides: str) -> dict[str, dict[str, float]]:
-    """Errors of constant predictions on the images that `overrides` choose, see train/evaluation/constants.py."""
+    """Errors of constant predictions on the images that `overrides` choose, see train/evaluation/errors.py."""
     index = load_index(load_config(FinetuneConfig, (), overrides).data)
     return evaluation_constants(index, labels_to_learn(index))

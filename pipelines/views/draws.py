@@ -65,7 +65,8 @@ def draw_view(augmentation: Augmentation, *, seed: int, epoch: int, view: int, p
         uniform[:, Draw.SATURATION] = uniform[:, Draw.HUE]
     table = np.zeros((len(places), COLUMNS))
     low, high = np.array(list(ranges.values())).T
-    table[:, : len(ranges)] = low + (high - low) * uniform[:, : len(ranges)]
+    columns = list(ranges)
+    table[:, columns] = low + (high - low) * uniform[:, columns]
     if geometry.scale_is == "margin":
         table[:, Draw.MAGNIFICATION] = 1 / table[:, Draw.MAGNIFICATION]
     table[:, Draw.FLIP] = uniform[:, Draw.FLIP] < geometry.flip_probability

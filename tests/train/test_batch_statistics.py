@@ -48,15 +48,6 @@ def test_counters_are_touched_once_in_a_step(recompute: Recompute) -> None:
     assert touching == {"_foreach_add_": 1}
 
 
-def test_synchronised_batch_norm_counts_alike() -> None:
-    """Torch's SyncBatchNorm insists on a counter. In a single process it works on a CPU, too."""
-    plain = network()
-    synchronised: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network())  # type: ignore[no-untyped-call]
-    for model in (plain, synchronised):
-        run(model, 6, 2)
-    assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), synchronised.buffers(), strict=True))
-
-
 def test_an_exception_leaves_the_buffers_as_they_were() -> None:
     class Fragile(nn.Module):
         def __init__(self) -> None:

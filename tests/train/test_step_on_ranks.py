@@ -12,11 +12,9 @@ import torch
 from torch import nn
 
 from peclr_dali.models.nt_xent import NTXent
-from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.distributed.world import World, buckets, described_world, joined
 from peclr_dali.train.steps import micro_batches
-from peclr_dali.train.steps.batch_statistics import synchronise
 from tests.train import ranks
 from tests.train.tiny_step import (
     OfKeypoints,
@@ -142,35 +140,3 @@ def test_sums_over_ranks_begin_during_the_backward_pass(monkeypatch: pytest.Monk
     step.backward(model(torch.ones(2, 1)).sum(), last=True)
     step.sum_gradients()
     assert happened[1:] == ["2.bias", "2.weight", "second layer", "1.bias", "1.weight", "0.weight", *["end"] * 5]
-
-
-def one_synchronised_rank(folder: str) -> None:
-    """Two ranks on one GPU, which NCCL refuses and Gloo does not."""
-    torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
-    gpu = torch.device("cuda", 0)
-    world = World(rank, 2, 0, gpu, 2)
-    model = network().to(gpu)
-    synchronise(model, world, batch=8, micro_batch=2)
-    step = exact_step(model, batch=8, micro_batch=2, recompute="always", world=world)
-    result = step(part(images(8), step.share).to(gpu))
-    outcome = (result.loss.cpu(), [g.cpu() for g in gradients(model)], [b.cpu() for b in buffers(model)])
-    torch.save(outcome, Path(folder) / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.gpu
-def test_synchronised_batch_norm_is_that_of_the_micro_batches_of_all_ranks(tmp_path: Path) -> None:
-    """Ranks hold samples 0 to 3 and 4 to 7, so batch norm sees 0, 1, 4, 5 together and 2, 3, 6, 7."""
-    log = tmp_path / "log"
-    ranks.finish(ranks.start_ranks(2, one_synchronised_rank, str(tmp_path), log=log), log)
-    everything, order = images(8), torch.tensor([0, 1, 4, 5, 2, 3, 6, 7])
-    views = tuple(View(v.image[order], v.matrix[order], v.source_to_view_px[order]) for v in everything.views)
-    model = network()
-    step = exact_step(model, batch=8, micro_batch=4)
-    single = step(Batch(views, everything.samples[order], everything.positions[order]))
-    for rank in range(2):
-        loss, their_gradients, their_buffers = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
-        torch.testing.assert_close(loss, single.loss, atol=1e-10, rtol=0)
-        assert_same(their_gradients, gradients(model), relative=1e-8)
-        assert_same(their_buffers[:2], buffers(model)[:2], relative=1e-8)

@@ -82,16 +82,13 @@ class TrainConfig(StepsConfig):
     The other attributes as in `StepsConfig`.
 
     Attributes:
-        sync_batch_norm: take batch norm over the k-th micro-batches of all ranks together (GPUs only). The result then
-            depends on the number of ranks.
         recompute: "never" keeps the graphs of all micro-batches. "always" drops each graph and builds it again. "auto"
             keeps as many as fit into free memory. The gradient is the same.
         cuda_graph: in the third step, record the gradient's kernels as one CUDA graph, and replay it from then on: the
             host then starts one graph in a step, not thousands of kernels. On several ranks there is one graph between
-            every two exchanges. It has no effect on a CPU, or with `sync_batch_norm` on several ranks.
+            every two exchanges. It has no effect on a CPU.
     """
 
-    sync_batch_norm: bool = False
     recompute: Literal["auto", "always", "never"] = "auto"
     cuda_graph: bool = False
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,35 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from peclr_dali.errors import UserError
 from peclr_dali.train.distributed.world import World
-
-
-def synchronise(network: nn.Module, world: World, *, batch: int, micro_batch: int) -> None:
-    """Replace a network's batch norms by SyncBatchNorm over all ranks.
-
-    The k-th micro-batches of all ranks then share their statistics: world_size * micro_batch images. So, unlike with
-    plain batch norm, the result depends on the number of ranks.
-
-    Raises:
-        UserError: the device is a CPU, where torch has no SyncBatchNorm, or ranks have different numbers of
-            micro-batches.
-    """
-    if world.device.type != "cuda":
-        raise UserError(
-            "train.sync_batch_norm = true needs GPUs, since torch has no SyncBatchNorm for CPUs: set it to false, or "
-            'train.device to "cuda"'
-        )
-    if batch % (micro_batch * world.world_size):
-        raise UserError(
-            f"train.sync_batch_norm = true needs equal shares, and the {batch // micro_batch} micro-batches of "
-            f"train.batch = {batch} cannot be divided evenly among {world.world_size} ranks: start a number of "
-            f"processes that divides this number, or set the key to false"
-        )
-    convert = nn.SyncBatchNorm.convert_sync_batchnorm
-    if "timm" in sys.modules:  # whose batch norms may hold an activation, which torch's function would drop
-        convert = importlib.import_module("timm.layers").convert_sync_batchnorm
-    convert(network)  # type: ignore[no-untyped-call]  # in place, but for the root
 
 
 @contextmanager
@@ -77,9 +47,7 @@ def one_momentum_step(network: nn.Module, world: World, micro_batches: int) -> I
     torch._foreach_zero_(sums)
     try:
         for module in modules:
-            module.momentum = 1.0
-            # SyncBatchNorm insists on a counter; one on the CPU launches nothing.
-            module.num_batches_tracked = torch.tensor(0) if isinstance(module, nn.SyncBatchNorm) else None
+            module.momentum, module.num_batches_tracked = 1.0, None
         yield lambda: torch._foreach_add_(sums, buffers)
         world.sum_in_buckets_(sums)
         torch._foreach_div_(sums, micro_batches)

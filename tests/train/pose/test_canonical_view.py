@@ -34,8 +34,8 @@ def test_no_field_of_the_geometry_moves_a_canonical_view() -> None:
 
 def test_a_field_that_nobody_thought_of_is_found() -> None:
     @dataclass(frozen=True)
-    class Sheared(GeometryConfig):
-        shear: float = 0.2
+    class Bent(GeometryConfig):
+        bend: float = 0.2
 
-    with pytest.raises(KeyError, match="shear"):
-        without_augmentation(Sheared())
+    with pytest.raises(KeyError, match="bend"):
+        without_augmentation(Bent())
