@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.encoders import Encoder, make_encoder
 from peclr_dali.models.network import ContrastiveNetwork, Normalize
 from peclr_dali.models.pose import back_project, normalize_keypoints
-from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.subsets import in_fraction
 from peclr_dali.skeleton import HAND
@@ -43,23 +44,36 @@ def trained_encoder(saved: Mapping[str, Any], origin: str, config: Config | Fine
     return encoder.eval()
 
 
-def canonical_batches(
-    index: Index, rows: npt.NDArray[np.int64], config: Config | FinetuneConfig, world: World
-) -> Iterator[tuple[Batch, Tensor]]:
-    """This rank's share of the canonical views of N rows of an index, in batches of one size on the world's device.
+def of_canonical_views(
+    function: Callable[[Batch], Sequence[Tensor]],
+    index: Index,
+    rows: npt.NDArray[np.int64],
+    config: Config | FinetuneConfig,
+    world: World,
+    progress: Progress = lambda *_: None,
+) -> tuple[Tensor, list[Tensor]]:
+    """What a function gives for this rank's share of the canonical views of N rows of an index.
 
-    Yields:
-        A batch, and (B,) bool, on the CPU: whether its positions are those of `rows`. The others are surplus rows of
-        the last step and substitutes of bad files.
+    Args:
+        function: takes a batch of B views on the world's device; returns tensors (B, ...). It runs without gradients.
+
+    Returns:
+        (n,) the places among the N rows, ascending, of this rank's images that can be read; and the function's tensors
+        for them, (n, ...) each, on the CPU.
 
     Raises:
         UserError: so many files are bad that no substitute is left.
     """
     wanted, count = torch.from_numpy(rows), len(rows)
-    with canonical_loader(index, rows, _CHUNK, config, world) as loader:
+    places, tables = [], []
+    with canonical_loader(index, rows, _CHUNK, config, world) as loader, inference(world.device):
         for batch in loader:
-            positions = batch.positions
-            yield batch.to(world.device), (positions < count) & (batch.samples[:, 0] == wanted[positions % count])
+            at = batch.positions
+            kept = (at < count) & (batch.samples[:, 0] == wanted[at % count])  # no surplus rows, no substitutes
+            places.append(at[kept])
+            tables.append([table.cpu()[kept] for table in function(batch.to(world.device))])
+            progress(min(int(at[-1]) + 1, count), count)
+    return torch.cat(places), [torch.cat(parts) for parts in zip(*tables, strict=True)]
 
 
 def features_of_rows(
@@ -68,7 +82,7 @@ def features_of_rows(
     rows: npt.NDArray[np.int64],
     config: Config | FinetuneConfig,
     progress: Progress,
-) -> tuple[npt.NDArray[np.bool_], Floats, Pixels]:
+) -> tuple[npt.NDArray[np.int64], Floats, Pixels]:
     """The features of the canonical views of N rows of an index, computed by one process in float32.
 
     Args:
@@ -76,26 +90,23 @@ def features_of_rows(
         config: of the run whose views are taken.
 
     Returns:
-        Which images could be read (N,), the features (N, D), and the views (N, S, S, 3).
+        The places (n,) among the N rows of the images that can be read, their features (n, D), and their views
+        (n, S, S, 3).
 
     Raises:
         UserError: so many files are bad that no substitute is left.
     """
-    world, count, side_px = single_process(), len(rows), config.geometry.side_px
+    world = single_process()
     normalize = Normalize().to(world.device)
     encoder = None if encoder is None else encoder.to(world.device)
-    width = 3 * side_px**2 if encoder is None else encoder.feature_dim
-    readable, features = np.zeros(count, np.bool_), np.zeros((count, width), np.float32)
-    views = np.zeros((count, side_px, side_px, 3), np.uint8)
-    with inference(world.device):
-        for batch, kept in canonical_batches(index, rows, config, world):
-            places, image = batch.positions[kept].numpy(), batch.views[0].image
-            found = image.flatten(1) if encoder is None else encoder(normalize(image))
-            features[places] = found.float().cpu()[kept].numpy()
-            views[places] = image.permute(0, 2, 3, 1).cpu()[kept].numpy()
-            readable[places] = True
-            progress(int(readable.sum()), count)
-    return readable, features, views
+
+    def read(batch: Batch) -> Sequence[Tensor]:
+        image = batch.views[0].image
+        features = image.flatten(1) if encoder is None else encoder(normalize(image))
+        return features.float(), image.permute(0, 2, 3, 1)
+
+    places, (features, views) = of_canonical_views(read, index, rows, config, world, progress)
+    return places.numpy(), features.numpy(), views.numpy()
 
 
 def fit_ridge(features: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
@@ -159,31 +170,24 @@ class Probe:
 
     def __init__(self, index: Index, rows: Rows, fitted: Bools, config: Config, world: World) -> None:
         self._world, self._alpha, self._side_px = world, config.probe.ridge, config.geometry.side_px
-        self._views: list[tuple[Tensor, Tensor]] = []  # positions, pixels
-        labels, pose = PoseLabels.of(index), PoseConfig()
-        widths = [3 * len(HAND), 9, 1, 1, 1]  # the parts of `known`
-        table = torch.zeros(len(rows), sum(widths), dtype=torch.float64)
 
-        def load() -> None:
-            for batch, kept in canonical_batches(index, rows, config, world):
-                samples = batch.samples[:, 0]
-                targets = labels.of_view(batch.views[0], samples, pose, torch.float64)
-                known = [
-                    poses_to_read(targets, self._side_px), targets.intrinsics, targets.root_depth,
-                    torch.from_numpy(labels.scale_m[samples.numpy()]), torch.ones(len(batch)),
-                ]  # fmt: skip
-                columns = [part.cpu().double().reshape(len(batch), -1) for part in known]
-                table[batch.positions[kept]] = torch.cat(columns, dim=1)[kept]
-                self._views.append((batch.positions[kept], batch.views[0].image.cpu()[kept]))
+        def read(batch: Batch) -> Sequence[Tensor]:
+            return batch.views[0].image, batch.views[0].source_to_view_px
 
-        on_all_ranks(world, load)
+        load = partial(of_canonical_views, read, index, rows, config, world)
+        self._places, (self._images, matrices) = on_all_ranks(world, load)
+        table = torch.zeros(len(rows), 7, dtype=torch.float64)
+        table[self._places, :6], table[self._places, 6] = matrices.double().flatten(1), 1
         table = world.sum_(table)  # exact: every number but one of each sum is zero
-        targets, intrinsics, self._root_depth, self._scale_m, is_read = torch.split(table, widths, dim=1)
-        self._intrinsics = intrinsics.reshape(-1, 3, 3)
-        readable, chosen = is_read[:, 0] == 1, torch.from_numpy(fitted)
+        matrices, readable = table[:, :6].reshape(-1, 2, 3), table[:, 6] == 1
+        labels, chosen = PoseLabels.of(index)[rows], torch.from_numpy(fitted)
+        everyone = torch.arange(len(rows))
+        self._known = labels.of_view(View(table, matrices, matrices), everyone, PoseConfig(), torch.float64)
+        self._scale_m = torch.from_numpy(labels.scale_m).double()
         self._fitted, self._measured = readable & chosen, readable & ~chosen
+        targets = poses_to_read(self._known, self._side_px)
         self._in_3d = bool(targets[readable].isfinite().all())
-        self._targets = targets if self._in_3d else self._in_2d(targets).flatten(1)
+        self._targets = (targets if self._in_3d else targets[..., :2]).flatten(1)
         self._constants = self._errors_of_constants() if self.usable else {}
 
     @property
@@ -205,47 +209,48 @@ class Probe:
         if features.isfinite().all():
             weight, bias = fit_ridge(features[self._fitted], self._targets[self._fitted], self._alpha)
             read, true = features[self._measured] @ weight.mT + bias, self._targets[self._measured]
-            figures["epe_px_of_224"] = 224 * float((self._in_2d(read) - self._in_2d(true)).norm(dim=2).mean())
+            figures["epe_px_of_224"] = self._epe_px_of_224(read, true)
             if self._in_3d:
-                poses_m = [self._in_3d_m(table, self._measured).numpy() for table in (read, true)]
+                poses_m = [self._in_3d_m(table, self._measured) for table in (read, true)]
                 figures["pa_epe_cm"] = float(pose_tables(*poses_m)["pa_epe_cm"].mean())
         return figures
 
     def _errors_of_constants(self) -> dict[str, float]:
-        each = [(self._targets[rows], rows) for rows in (self._fitted, self._measured)]
-        known, measured = (self._in_2d(true) for true, _ in each)
-        errors = {"constant_epe_px_of_224": 224 * float((measured - known.mean(dim=0)).norm(dim=2).mean())}
+        known, measured = self._targets[self._fitted], self._targets[self._measured]
+        errors = {"constant_epe_px_of_224": self._epe_px_of_224(known.mean(0, keepdim=True), measured)}
         if self._in_3d:
-            known_m, measured_m = (self._in_3d_m(true, rows).numpy() for true, rows in each)
-            errors["constant_pa_epe_cm"] = constant_pose_errors(known_m, measured_m)["rigid_pose"]["pa_epe_cm"]
+            poses_m = self._in_3d_m(known, self._fitted), self._in_3d_m(measured, self._measured)
+            errors["constant_pa_epe_cm"] = constant_pose_errors(*poses_m)["rigid_pose"]["pa_epe_cm"]
         return errors
 
     def _features(self, network: ContrastiveNetwork, autocast_dtype: torch.dtype | None) -> Tensor:
         """Features (N, D) of all images, float64, on the CPU. The network's mode is restored."""
         device, training = self._world.device, network.training
         network.eval()
-        found = []
+        table = torch.zeros(len(self._targets), network.encoder.feature_dim, dtype=torch.float64, device=device)
         with (
             torch.inference_mode(),
             torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None),
         ):
-            for _, image in self._views:
-                found.append(network.encoder(network.normalize(image.to(device))).double())
+            for places, image in zip(self._places.split(_CHUNK), self._images.split(_CHUNK), strict=True):
+                table[places.to(device)] = network.encoder(network.normalize(image.to(device))).double()
         network.train(training)
-        everything = torch.zeros(len(self._targets), network.encoder.feature_dim, dtype=torch.float64, device=device)
-        for (positions, _), features in zip(self._views, found, strict=True):
-            everything[positions.to(device)] = features
-        return self._world.sum_(everything).cpu()
+        return self._world.sum_(table).cpu()
 
-    def _in_3d_m(self, table: Tensor, rows: Tensor) -> Tensor:
+    def _in_3d_m(self, table: Tensor, rows: Tensor) -> npt.NDArray[np.float64]:
         """Convert 2.5D poses (M, 3 K) of the images at `rows`, M of which are true, to 3D poses (M, K, 3) in metres."""
-        depth = self._root_depth[rows] + table[:, 2::3]
-        normalized = normalize_keypoints(self._side_px * (self._in_2d(table) + 0.5), self._intrinsics[rows])
-        return back_project(normalized, depth) * self._scale_m[rows][:, :, None]
+        depth = self._known.root_depth[rows, None] + table[:, 2::3]
+        normalized = normalize_keypoints(self._side_px * (_in_2d(table) + 0.5), self._known.intrinsics[rows])
+        return (back_project(normalized, depth) * self._scale_m[rows, None, None]).numpy()
 
-    def _in_2d(self, table: Tensor) -> Tensor:
-        """The 2D keypoints (M, K, 2), in sides of the view, of 2.5D or 2D poses."""
-        return table.reshape(len(table), len(HAND), -1)[..., :2]
+    def _epe_px_of_224(self, read: Tensor, true: Tensor) -> float:
+        """Mean distance of the 2D keypoints of 2.5D or 2D poses, in pixels of a view of 224."""
+        return 224 * float((_in_2d(read) - _in_2d(true)).norm(dim=2).mean())
+
+
+def _in_2d(table: Tensor) -> Tensor:
+    """The 2D keypoints (M, K, 2), in sides of the view, of 2.5D poses (M, 3 K) or 2D poses (M, 2 K)."""
+    return table.reshape(len(table), len(HAND), -1)[..., :2]
 
 
 def build_probe(index: Index, config: Config, world: World) -> Probe | None:

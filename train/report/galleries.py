@@ -172,12 +172,12 @@ def _before_and_after(run: Run) -> tuple[int, int, list[Picture]]:
     directions = []
     with progress_bar("nearest neighbours") as progress:
         for encoder in (before, trained_encoder(saved, str(path), config)):
-            readable, features, views = features_of_rows(encoder, index, rows, config, progress)
+            places, features, views = features_of_rows(encoder, index, rows, config, progress)
             directions.append(features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12))
-    places, group = np.flatnonzero(readable), index.groups[rows]
+    group = index.groups[rows[places]]
     pictures = []
-    for query in places[:QUERIES]:
-        others = places[group[places] != group[query]]
+    for query in range(min(QUERIES, len(places))):
+        others = np.flatnonzero(group != group[query])
         nearest = [others[np.argsort(-of[others] @ of[query], kind="stable")[:COUNT]] for of in directions]
         pictures.append(jpeg(_picture(views, query, nearest), "an image and its nearest neighbours"))
     return saved["step"], len(rows), pictures
