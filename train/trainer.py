@@ -31,7 +31,7 @@ from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpoint import BackgroundWriter, load_checkpoint
 from peclr_dali.train.runs.folder import Resume, RunFolder
-from peclr_dali.train.runs.meter import Meter, profiled
+from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.runs.pictures import save_views
 from peclr_dali.train.steps.training_state import N, R, Result, TrainingState
 
@@ -183,7 +183,6 @@ class Trainer:
             StopSignals() as stop,
             BackgroundWriter(folder.checkpoints, lambda: task.draw(folder)) as writer,
             Meter(config, folder, task, world, writer, task.title) as meter,
-            profiled(folder, config.run.profile_steps if world.is_main else 0, world.device) as step_done,
         ):
             for batch in steps_of_all_ranks(world, stop, writer.check, meter.timed(loader)):
                 if world.is_main and task.steps_done == 0:
@@ -214,7 +213,6 @@ class Trainer:
                     # Else the pause would begin before the GPU has finished the steps, and they would seem shorter.
                     torch.cuda.current_stream(world.device).synchronize()
                 with meter.paused():
-                    step_done()
                     if task.validation_due:
                         meter.validated(task.validate(folder))
                 if save_now or too_many:

@@ -24,7 +24,6 @@ FREE_ON_RESUME = (
     "run.log_samples",
     "run.rank_timeout_s",
     "run.tensorboard",
-    "run.profile_steps",
     "data.root",
     "data.max_bad_share",
     "data.regressor",

@@ -47,7 +47,6 @@ class RunFolder:
         self.views_picture = root / "views.png"
         self.loss_picture = root / "loss.png"
         self.predictions_picture = root / "predictions.png"
-        self.profile_file = root / "profile.txt"
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -124,7 +123,7 @@ class RunFolder:
                 write_text(file, "".join(f"{json.dumps(row)}\n" for row in kept))
         if step == 0:
             pictures = (self.views_picture, self.loss_picture, self.predictions_picture)
-            for file in (*pictures, self.quarantine_file, self.profile_file):
+            for file in (*pictures, self.quarantine_file):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
             if step == 0:
