@@ -32,7 +32,6 @@ from peclr_dali.train.pose.metrics import (
     in_one_place,
     mean_over_samples,
     metric_of,
-    paired_difference,
     pixel_errors,
     pose_tables,
     relative_pixel_errors,
@@ -52,14 +51,14 @@ class Evaluation:
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
-        """The metrics with their bootstrap intervals over samples."""
+        """The metrics with their intervals over the groups of the index."""
         return confidence_intervals(self.errors.tables, groups=self.index.group)
 
     def minus(self, other: Evaluation) -> dict[str, Interval]:
         """Difference of the metrics on the samples measured for both, with intervals."""
         ours, theirs = self.errors.tables, other.errors.tables
-        ours, theirs = ({name: one[name] for name in ours if name in theirs} for one in (ours, theirs))
-        return paired_difference(ours, theirs, groups=self.index.group)
+        differences = {name: ours[name] - theirs[name] for name in ours if name in theirs}
+        return confidence_intervals(differences, groups=self.index.group)
 
     def worst(self, count: int) -> npt.NDArray[np.int64]:
         """Rows of the samples with the largest errors after alignment, the worst first."""

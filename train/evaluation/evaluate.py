@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from peclr_dali.train.evaluation.errors import (
 from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from peclr_dali.train.pose.inference import Progress, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
+from peclr_dali.train.pose.metrics import LEAST_GROUPS
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS
 from peclr_dali.writing import write_text
@@ -60,6 +62,7 @@ def evaluate(
     worst: int,
     submission: bool,
     proper_rotation: bool,
+    groups: str | None = None,
     progress: Progress | None = None,
 ) -> Evaluated:
     """Measure a fine-tuned network, and write results and pictures.
@@ -70,6 +73,7 @@ def evaluate(
         out: folder for the results; by default "evaluation" in the run's folder.
         compare: another run to measure on the same images.
         crop: crop by the data's boxes, or without boxes in the authors' two passes.
+        groups: groups for the intervals, see `grouped`; by default those of the data, such as FreiHAND's poses.
 
     Raises:
         UserError: a run, the data or the folder cannot be used.
@@ -79,6 +83,7 @@ def evaluate(
     config = evaluation_config(run, files, overrides)
     world = single_process(config.train.device)
     index = load_index(config.data)
+    index = index if groups is None else grouped(index, groups)
     labels = PoseLabels.of(index)
     _require_measurable(index, labels, submission=submission)
     folder = _folder(out, source)
@@ -89,6 +94,8 @@ def evaluate(
         log.warning("the images have no labels, so nothing is measured")
         return Evaluated([], written)
 
+    if (count := len(np.unique(index.groups))) < LEAST_GROUPS:
+        log.warning("no intervals: the images are %d groups, expected at least %d", count, LEAST_GROUPS)
     for one in runs:
         if trained_on(one, config):
             log.warning("%s was trained on some or all of these images", one.path)
@@ -122,6 +129,28 @@ def evaluate(
     report.save_pck(curves, shown)
     report.save_worst(pictures, evaluation, rows, closer)
     return Evaluated(tables, written + results_files)
+
+
+def grouped(index: Index, groups: str) -> Index:
+    """The index with other groups: stretches of N images in their order, or images with the same text in their names.
+
+    Args:
+        groups: the number N; or a regular expression, whose parentheses, or else the whole of it, hold that text.
+
+    Raises:
+        UserError: it is neither, or the expression is not found in a name.
+    """
+    try:
+        if groups.isdecimal():
+            keys = [str(row // int(groups)) for row in range(len(index))]
+        else:
+            found = map(re.compile(groups).search, index.paths)
+            keys = ["" if match is None else str(match.groups() or [match[0]]) for match in found]
+    except (re.error, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"--groups {groups}: {error}; expected a number of images or a regular expression") from error
+    if "" in keys:
+        raise UserError(f"--groups {groups}: not found in the name {index.paths[keys.index('')]}")
+    return dataclasses.replace(index, group=np.unique(keys, return_inverse=True)[1])
 
 
 def _require_measurable(index: Index, labels: PoseLabels, *, submission: bool) -> None:

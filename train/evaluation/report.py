@@ -124,7 +124,7 @@ def table_of(
     sign = "+" if signed else ""
     for name, interval in intervals.items():
         low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
-        limits = "none: only one pose" if np.isnan(interval.low) else f"{low} to {high}"
+        limits = "none: too few groups" if np.isnan(interval.low) else f"{low} to {high}"
         beside = [", ".join(constants_in_words(constants, name))] if constants else []
         table.add_row(METRICS[name].title_and_unit, f"{interval.value:{sign}.3f}", limits, *beside)
     return table

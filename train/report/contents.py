@@ -108,7 +108,7 @@ def facts(found: Measured) -> list[str]:
     notes = [
         f"Measured on {first['images']} images of {first['data']}{left_out}. Alignment: {first['alignment']}.",
         "Constant predictions do not look at the picture; their constants are fitted to these labels.",
-        "Intervals are 95 %, bootstrapped over images. They do not include the variation between training runs: with "
+        "Intervals are 95 %, over groups of images. They do not include the variation between training runs: with "
         "other seeds, the result may differ.",
     ]
     if found.difference is not None:

@@ -21,7 +21,7 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
-from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate
+from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate, grouped
 from peclr_dali.train.evaluation.two_pass_crop import _view, crops_around, estimate_in_two_passes
 from peclr_dali.train.pose.inference import Poses, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
@@ -152,7 +152,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
 
 def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -> None:
     other = tiny_hands.untrained_run(tmp_path / "other", f"data.root={hands}", seed=1)
-    done = call(run, tmp_path / "out", compare=other)
+    done = call(run, tmp_path / "out", compare=other, groups="1")  # the poses are two groups
     assert [file.name for file in done.files] == list(RESULTS)
     assert len(done.tables) == 2
     content = json.loads((tmp_path / "out" / "metrics.json").read_text())
@@ -182,6 +182,22 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
         picture = cv2.imread(str(tmp_path / "out" / name))
         assert picture is not None
         assert picture.std() > 10
+
+
+def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Stretches of frames, or what a pattern finds in the names, in place of the poses."""
+    names = [f"{film}/{frame:02}.jpg" for film in ("b", "a") for frame in range(5)]
+    index = Index("films", tmp_path, names, np.zeros((10, 3), np.float32))
+    stretches, films = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2], [1] * 5 + [0] * 5
+    for groups, wanted in (("4", stretches), ("^(.*)/", films), ("a/|b", films)):
+        assert grouped(index, groups).groups.tolist() == wanted
+    for groups, message in (("0", "expected a number"), ("(", "expected a number"), ("b/", "not found .* a/00")):
+        with pytest.raises(UserError, match=message):
+            grouped(index, groups)
+    call(run, tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert {entry["low"] for entry in content["metrics"].values()} == {None}
+    assert "no intervals: the images are 2 groups, expected at least 3" in caplog.messages
 
 
 def changed(run: Path, *, sources: int = 1, **data: Any) -> PoseRun:
