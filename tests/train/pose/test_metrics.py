@@ -239,7 +239,7 @@ def test_of_groups_alike_the_interval_is_students_over_their_means() -> None:
 
 def test_fewer_than_three_groups_give_no_interval() -> None:
     table = np.random.default_rng(0).uniform(size=(6, 21))
-    for rows, groups in ((table[:1], None), (table, [7, 7, 7, 8, 8, 8])):
+    for rows, groups in ((table[:1], None), (table, [7, 7, 7, 8, 8, 8]), (table, [1, 2, 3, 3, 3, 3])):
         found = confidence_intervals({"m": rows}, groups=groups)["m"]
         assert found.value > 0
         assert np.isnan([found.low, found.high]).all()
