@@ -75,7 +75,7 @@ class RunFolder:
             file.write_text(f"process {os.getpid()} on {platform.node()} since {time.strftime('%F %T %Z')}\n")
             yield
         finally:
-            file.unlink()  # before the release, or it could be the next holder's file
+            file.unlink(missing_ok=True)  # before the release, or it could be the next holder's file
             lock.release()
             with suppress(OSError):  # it is not empty
                 for path in made:

@@ -18,7 +18,7 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.runs.checkpoint import BackgroundWriter
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.runs.log import console
+from peclr_dali.train.runs.log import console, print_line
 from peclr_dali.train.steps.stopwatch import Stopwatch
 from peclr_dali.train.steps.training_state import Result, TrainingState
 
@@ -163,7 +163,7 @@ class RunLog:
         self._progress.update(self._task, status=status)
         if not console.is_terminal:
             minutes, seconds = divmod(round(row["eta_s"]), 60)
-            console.print(f"step {row['step']}/{self._total}  {status}  ETA {minutes}:{seconds:02}", highlight=False)
+            print_line(f"step {row['step']}/{self._total}  {status}  ETA {minutes}:{seconds:02}")
 
     def write_validation(self, row: Mapping[str, float]) -> None:
         """Write a row of validation.jsonl, and print its errors beside those of a constant prediction, if known."""
@@ -176,7 +176,7 @@ class RunLog:
             if not math.isnan(row.get(key, math.nan)):
                 constant = row.get(f"constant_{key}")
                 shown.append(f"{name} {row[key]:.2f} {unit}" + (f" (a constant: {constant:.2f})" if constant else ""))
-        console.print(f"step {row['step']}/{self._total}  held out: {', '.join(shown)}", highlight=False)
+        print_line(f"step {row['step']}/{self._total}  held out: {', '.join(shown)}")
 
     def _plot(self, row: Mapping[str, float], prefix: str = "") -> None:
         """Add a point to TensorBoard's curve of each name."""
