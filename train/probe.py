@@ -13,11 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.encoders import Encoder, make_encoder
 from peclr_dali.models.network import ContrastiveNetwork, Normalize
-from peclr_dali.models.pose import back_project, normalize_keypoints
-from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.subsets import in_fraction
 from peclr_dali.skeleton import HAND
@@ -25,10 +23,7 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.world import World, single_process
-from peclr_dali.train.evaluation.errors import constant_pose_errors
 from peclr_dali.train.pose.inference import Progress, canonical_loader, inference
-from peclr_dali.train.pose.labels import PoseLabels, PoseTargets
-from peclr_dali.train.pose.metrics import in_one_place, pose_tables
 
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
@@ -133,15 +128,6 @@ def fit_ridge(features: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, 
     return weight, intercept - weight @ mean
 
 
-def poses_to_read(targets: PoseTargets, side_px: int) -> Tensor:
-    """2.5D poses (N, K, 3), as a linear head of `PoseNetwork` gives them.
-
-    x and y are from the middle of the view, in sides of it; the depth is minus the root's, over the reference bone's
-    length, NaN if it is not known.
-    """
-    return torch.cat([targets.keypoints_px / side_px - 0.5, targets.relative_depth[..., None]], dim=2)
-
-
 log = logging.getLogger(__name__)
 
 Rows = npt.NDArray[np.int64]
@@ -153,13 +139,11 @@ _SHARE = 1 / 16  # of the images that are trained on between two probes
 
 
 class Probe:
-    """This rank's share of the labelled images, as canonical views in memory, and the targets of all images.
-
-    A target is a 2.5D pose (`poses_to_read`). With the root's true depth, it becomes 3D.
+    """This rank's share of the labelled images, as canonical views in memory, and the 2D keypoints of all images.
 
     Args:
         index: the images.
-        rows: (N,) of the index. A file that cannot be read is left out.
+        rows: (N,) of the index, with known keypoints. A file that cannot be read is left out.
         fitted: (N,) bool, the rows on which the probe is fitted. Its error is measured on the others.
         config: configuration of the run.
         world: this rank among all.
@@ -169,26 +153,22 @@ class Probe:
     """
 
     def __init__(self, index: Index, rows: Rows, fitted: Bools, config: Config, world: World) -> None:
-        self._world, self._alpha, self._side_px = world, config.probe.ridge, config.geometry.side_px
+        self._world, self._alpha, side_px = world, config.probe.ridge, config.geometry.side_px
 
         def read(batch: Batch) -> Sequence[Tensor]:
-            return batch.views[0].image, batch.views[0].source_to_view_px
+            assert index.keypoints_px is not None  # else no row is chosen
+            affine = batch.views[0].source_to_view_px.cpu().double()
+            points_px = torch.from_numpy(index.keypoints_px[batch.samples[:, 0].numpy()]).double()
+            return batch.views[0].image, points_px @ affine[:, :, :2].mT + affine[:, None, :, 2]
 
         load = partial(of_canonical_views, read, index, rows, config, world)
-        self._places, (self._images, matrices) = on_all_ranks(world, load)
-        table = torch.zeros(len(rows), 7, dtype=torch.float64)
-        table[self._places, :6], table[self._places, 6] = matrices.double().flatten(1), 1
+        self._places, (self._images, points_px) = on_all_ranks(world, load)
+        table = torch.zeros(len(rows), 2 * len(HAND) + 1, dtype=torch.float64)
+        table[self._places, :-1], table[self._places, -1] = points_px.flatten(1) / side_px - 0.5, 1
         table = world.sum_(table)  # exact: every number but one of each sum is zero
-        matrices, readable = table[:, :6].reshape(-1, 2, 3), table[:, 6] == 1
-        labels, chosen = PoseLabels.of(index)[rows], torch.from_numpy(fitted)
-        everyone = torch.arange(len(rows))
-        self._known = labels.of_view(View(table, matrices, matrices), everyone, PoseConfig(), torch.float64)
-        self._scale_m = torch.from_numpy(labels.scale_m).double()
+        readable, chosen = table[:, -1] == 1, torch.from_numpy(fitted)
+        self._targets = table[:, :-1]  # (N, 2 K), in sides of the view, from its centre
         self._fitted, self._measured = readable & chosen, readable & ~chosen
-        targets = poses_to_read(self._known, self._side_px)
-        self._in_3d = bool(targets[readable].isfinite().all())
-        self._targets = (targets if self._in_3d else targets[..., :2]).flatten(1)
-        self._constants = self._errors_of_constants() if self.usable else {}
 
     @property
     def usable(self) -> bool:
@@ -199,29 +179,17 @@ class Probe:
         """Fit the probe to the present encoder and measure it. The result is the same on all ranks.
 
         Returns:
-            Errors on the images that were not used for fitting: "epe_px_of_224", the mean 2D error in pixels of a
-            canonical view of 224 x 224 (not of the source), and "pa_epe_cm", NaN where depths are not known; both NaN
-            if a feature is not finite. "constant_" and these names: the errors of the mean keypoints and of one rigid
-            pose of the images that it is fitted on, see `peclr_dali.train.evaluation.errors`.
+            "epe_px_of_224": the mean 2D error in pixels of a canonical view of 224 x 224 (not of the source), on the
+            images that were not used for fitting; NaN if a feature is not finite. "constant_epe_px_of_224": that of the
+            mean keypoints of the images that it is fitted on.
         """
-        figures = dict.fromkeys(("epe_px_of_224", "pa_epe_cm"), math.nan) | self._constants
+        known, true = self._targets[self._fitted], self._targets[self._measured]
+        figures = {"epe_px_of_224": math.nan, "constant_epe_px_of_224": _epe_px_of_224(known.mean(0), true)}
         features = self._features(network, autocast_dtype)
         if features.isfinite().all():
-            weight, bias = fit_ridge(features[self._fitted], self._targets[self._fitted], self._alpha)
-            read, true = features[self._measured] @ weight.mT + bias, self._targets[self._measured]
-            figures["epe_px_of_224"] = self._epe_px_of_224(read, true)
-            if self._in_3d:
-                poses_m = [self._in_3d_m(table, self._measured) for table in (read, true)]
-                figures["pa_epe_cm"] = float(pose_tables(*poses_m)["pa_epe_cm"].mean())
+            weight, bias = fit_ridge(features[self._fitted], known, self._alpha)
+            figures["epe_px_of_224"] = _epe_px_of_224(features[self._measured] @ weight.mT + bias, true)
         return figures
-
-    def _errors_of_constants(self) -> dict[str, float]:
-        known, measured = self._targets[self._fitted], self._targets[self._measured]
-        errors = {"constant_epe_px_of_224": self._epe_px_of_224(known.mean(0, keepdim=True), measured)}
-        if self._in_3d:
-            poses_m = self._in_3d_m(known, self._fitted), self._in_3d_m(measured, self._measured)
-            errors["constant_pa_epe_cm"] = constant_pose_errors(*poses_m)["rigid_pose"]["pa_epe_cm"]
-        return errors
 
     def _features(self, network: ContrastiveNetwork, autocast_dtype: torch.dtype | None) -> Tensor:
         """Features (N, D) of all images, float64, on the CPU. The network's mode is restored."""
@@ -232,25 +200,17 @@ class Probe:
             torch.inference_mode(),
             torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None),
         ):
-            for places, image in zip(self._places.split(_CHUNK), self._images.split(_CHUNK), strict=True):
+            for places, image in zip(
+                *(torch.split(part, _CHUNK) for part in (self._places, self._images)), strict=True
+            ):
                 table[places.to(device)] = network.encoder(network.normalize(image.to(device))).double()
         network.train(training)
         return self._world.sum_(table).cpu()
 
-    def _in_3d_m(self, table: Tensor, rows: Tensor) -> npt.NDArray[np.float64]:
-        """Convert 2.5D poses (M, 3 K) of the images at `rows`, M of which are true, to 3D poses (M, K, 3) in metres."""
-        depth = self._known.root_depth[rows, None] + table[:, 2::3]
-        normalized = normalize_keypoints(self._side_px * (_in_2d(table) + 0.5), self._known.intrinsics[rows])
-        return (back_project(normalized, depth) * self._scale_m[rows, None, None]).numpy()
 
-    def _epe_px_of_224(self, read: Tensor, true: Tensor) -> float:
-        """Mean distance of the 2D keypoints of 2.5D or 2D poses, in pixels of a view of 224."""
-        return 224 * float((_in_2d(read) - _in_2d(true)).norm(dim=2).mean())
-
-
-def _in_2d(table: Tensor) -> Tensor:
-    """The 2D keypoints (M, K, 2), in sides of the view, of 2.5D poses (M, 3 K) or 2D poses (M, 2 K)."""
-    return table.reshape(len(table), len(HAND), -1)[..., :2]
+def _epe_px_of_224(read: Tensor, true: Tensor) -> float:
+    """Mean distance of keypoints (M, 2 K) or (2 K,) from true ones (M, 2 K), in sides of the view, in px of 224."""
+    return 224 * float((read - true).reshape(len(true), -1, 2).norm(dim=2).mean())
 
 
 def build_probe(index: Index, config: Config, world: World) -> Probe | None:
@@ -268,16 +228,12 @@ def build_probe(index: Index, config: Config, world: World) -> Probe | None:
 
 
 def probed_rows(index: Index, config: Config) -> tuple[Rows, Bools]:
-    """Rows (N,) of the images to probe, and (N,) bool, the rows to fit on. A group stays together.
+    """Rows (N,) of the images to probe, whose keypoints are all known, and (N,) bool, the rows to fit on.
 
-    All keypoints of these images are known, and all depths if the index has any.
+    A group stays together.
     """
-    labels = PoseLabels.of(index)
-    seen = np.isfinite(labels.keypoints_px).all(axis=(1, 2))
-    in_3d = np.asarray(np.isfinite(labels.joints).all(axis=2))
-    deep = seen & in_3d.all(axis=1) & labels.has_camera & np.isfinite(labels.scale_m) & labels.in_metres
-    deep &= ~in_one_place(labels.joints, in_3d)
-    rows = np.flatnonzero(deep if deep.any() else seen)
+    known = np.zeros(0, bool) if index.keypoints_px is None else np.isfinite(index.keypoints_px).all(axis=(1, 2))
+    rows = np.flatnonzero(known)
     wanted = min(config.probe.images, _SHARE * config.probe.every_epochs * len(index))
     group = index.groups
     rows = rows[in_fraction(group[rows], min(1.0, wanted / max(1, len(rows))), seed=0)]

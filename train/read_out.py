@@ -20,7 +20,7 @@ from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.config.pretraining import ProbeConfig
 from peclr_dali.train.distributed.world import described_world
 from peclr_dali.train.pose.labels import labels_to_learn
-from peclr_dali.train.probe import fit_ridge, of_canonical_views, poses_to_read
+from peclr_dali.train.probe import fit_ridge, of_canonical_views
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.train.trainer import set_threads
@@ -70,9 +70,9 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         def read(batch: Batch) -> Sequence[Tensor]:
             view = batch.views[0]
             true = labels.of_view(view, batch.samples[:, 0], config.pose, torch.float64)
-            wanted = poses_to_read(true, config.geometry.side_px)
-            if not labels.in_metres:
-                wanted[..., 2] = 0
+            depth = true.relative_depth if labels.in_metres else torch.zeros_like(true.relative_depth)
+            # As a linear head of `PoseNetwork` gives them: x and y in sides of the view, from its middle.
+            wanted = torch.cat([true.keypoints_px / config.geometry.side_px - 0.5, depth[..., None]], dim=2)
             return network.features(view.image).double(), wanted.flatten(1)
 
         with progress_bar("reading features") as progress:

@@ -218,7 +218,7 @@ class Trainer:
                     world.barrier()
                 loss = None
                 if log_now or save_now:
-                    loss = on_all_ranks(world, partial(self._finite_loss, result, done, meter.lr))
+                    loss = on_all_ranks(world, partial(self._checked_loss, result, done, meter.lr))
                     bad_files.sum_ranks(loader.quarantine.reasons)
                 too_many = (log_now or save_now) and bad_files.too_many
                 meter.after_step(batch, result, loss if log_now else None)
@@ -237,7 +237,8 @@ class Trainer:
                 if stopping and not last:
                     raise Interrupted(stop.signal_number, done, folder.root)
 
-    def _finite_loss(self, result: Result, step: int, lr: float) -> float:
+    def _checked_loss(self, result: Result, step: int, lr: float) -> float:
+        """The loss, if it is finite and the run's folder is still there."""
         if self.world.is_main and not self.folder.config_file.exists():
             raise MachineError(f"run.out = {self.folder.root} was removed or cannot be reached: stopped at step {step}")
         loss = result.loss.item()  # waits for the device

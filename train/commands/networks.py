@@ -192,14 +192,13 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
 @click.argument("source", type=PATH)
 @click.argument("out", type=FILE)
 def convert(source: Path, out: Path) -> None:
-    """Convert weights of PeCLR's authors to this project's format.
+    """Convert a pose network of PeCLR's authors to a checkpoint.
 
     \b
-      python cli.py convert peclr_rn50_yt3dh_fh.pth encoder.safetensors
       python cli.py convert rn50_peclr_yt3d-fh_pt_fh_ft.pth pose.pth
 
-    Names and shapes are checked. No code in the file is run. A published pose network becomes a checkpoint that
-    evaluate, predict and export take as a run.
+    evaluate, predict and export take it as a run. Names and shapes are checked. No code in the file is run. Encoders
+    of the authors need no conversion: finetune --from reads them.
     """
     from peclr_dali.train.runs.log import configure_logging
     from peclr_dali.train.weights import convert as run

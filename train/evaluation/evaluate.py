@@ -85,7 +85,11 @@ def evaluate(
     index = load_index(config.data)
     index = index if groups is None else grouped(index, groups)
     labels = PoseLabels.of(index)
-    _require_measurable(index, labels, submission=submission)
+    if not submission and not labels.labelled:
+        raise UserError(
+            f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part, or draw "
+            "its poses with 'predict'"
+        )
     folder = _folder(out, source)
     estimate = partial(_ESTIMATES[crop], world=world)
     poses = estimate(run.network, index, labels.intrinsics, config, progress=progress)
@@ -153,20 +157,6 @@ def grouped(index: Index, groups: str) -> Index:
     return dataclasses.replace(index, group=np.unique(keys, return_inverse=True)[1])
 
 
-def _require_measurable(index: Index, labels: PoseLabels, *, submission: bool) -> None:
-    """Check that the images have what is measured, or what a submission needs."""
-    if not submission and not labels.labelled:
-        raise UserError(
-            f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part, or draw "
-            "its poses with 'predict'"
-        )
-    if submission and not (labels.has_camera.all() and np.isfinite(labels.scale_m).all()):
-        raise UserError(
-            f"{index.root} ({index.name}) lacks camera matrices or scales, and a submission is in metres: add "
-            "evaluation_K.json and evaluation_scale.json"
-        )
-
-
 def _title(evaluation: Evaluation) -> str:
     """The checkpoint, the number of poses that were measured, and why others were not."""
     errors = evaluation.errors
@@ -177,10 +167,7 @@ def _title(evaluation: Evaluation) -> str:
 def _folder(out: Path | None, source: Path) -> Path:
     folder = out or (source if source.is_dir() else source.parent) / "evaluation"
     require_results_of("evaluate", folder, RESULTS, lambda found: found["checkpoint"])
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be made ({error.strerror}): name another folder with --out") from error
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -76,7 +76,6 @@ def results(
         "alignment": "proper rotations" if proper_rotation else "reflections allowed, as FreiHAND's script",
         "images": len(evaluation.index),
         "left_out": evaluation.errors.left_out,
-        "predicted_as_one_point": evaluation.errors.single_points,
         "poses": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},
         "metrics": intervals_for_json(evaluation.intervals),
         "confidence": 0.95,

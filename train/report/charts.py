@@ -49,7 +49,6 @@ def pretraining_charts(runs: Sequence[Run]) -> list[Section]:
     if any(run.validations for run in runs):
         text += " The probe reads keypoints out of the frozen features, on images to which it was not fitted."
         charts += _validated("Probe, 2D error [px of 224]", runs, "epe_px_of_224")
-        charts += _validated("Probe, PA-EPE [cm]", runs, "pa_epe_cm")
     return [Section("Pre-training", text, charts)]
 
 
