@@ -162,9 +162,10 @@ class Probe:
             return batch.views[0].image, points_px @ affine[:, :, :2].mT + affine[:, None, :, 2]
 
         load = partial(of_canonical_views, read, index, rows, config, world)
-        self._places, (self._images, points_px) = on_all_ranks(world, load)
+        places, (images, points_px) = on_all_ranks(world, load)
+        self._chunks = [*zip(torch.split(places, _CHUNK), torch.split(images, _CHUNK), strict=True)]
         table = torch.zeros(len(rows), 2 * len(HAND) + 1, dtype=torch.float64)
-        table[self._places, :-1], table[self._places, -1] = points_px.flatten(1) / side_px - 0.5, 1
+        table[places, :-1], table[places, -1] = points_px.flatten(1) / side_px - 0.5, 1
         table = world.sum_(table)  # exact: every number but one of each sum is zero
         readable, chosen = table[:, -1] == 1, torch.from_numpy(fitted)
         self._targets = table[:, :-1]  # (N, 2 K), in sides of the view, from its centre
@@ -200,9 +201,7 @@ class Probe:
             torch.inference_mode(),
             torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None),
         ):
-            for places, image in zip(
-                *(torch.split(part, _CHUNK) for part in (self._places, self._images)), strict=True
-            ):
+            for places, image in self._chunks:
                 table[places.to(device)] = network.encoder(network.normalize(image.to(device))).double()
         network.train(training)
         return self._world.sum_(table).cpu()
