@@ -195,6 +195,7 @@ class Trainer:
                 if world.is_main and task.weights_are_finite():
                     save()
                     writer.finish()
+                    log.info("saved after step %d; --resume auto continues there", task.steps_done)
 
             batches = steps_of_all_ranks(world, stop, writer.check, meter.timed(loader))
             for batch in before_an_error(save_at_once, batches):
