@@ -108,7 +108,11 @@ def evaluate(
     )
     evaluation = measure(run, config, index, labels, poses, proper_rotation=proper_rotation)
     rows = evaluation.worst(worst)
-    content = {**results(evaluation), "worst": report.of_poses(evaluation, rows.tolist())}
+    content = {
+        **results(evaluation),
+        "groups": groups or "of the data",
+        "worst": report.of_poses(evaluation, rows.tolist()),
+    }
     tables = [report.table_of(_title(evaluation), evaluation.intervals, constants=content["constants"])]
     shown = {_name(run): content}
     for other in runs[1:]:

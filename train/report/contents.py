@@ -15,7 +15,7 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pose.metrics import CONSTANTS, METRICS, Metric, constants_in_words
 from peclr_dali.train.runs.folder import RunFolder
 
-NO_INTERVAL = "no interval: only one pose"
+NO_INTERVAL = "no interval: too few groups"
 
 
 class Cell(NamedTuple):

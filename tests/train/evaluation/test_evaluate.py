@@ -164,6 +164,7 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
         "mean_keypoints": {"epe_px"}, "mean_joints": {"epe_cm", "auc"},
         "rigid_pose": {"pa_epe_cm", "pa_auc"},
     }  # fmt: skip
+    assert content["groups"] == "1"
     columns = [str(column.header) for column in done.tables[0].columns]
     assert columns == ["metric", "value", "95 % interval", "constant predictions"]
     assert len(content["per_keypoint"]["pa_epe_cm"]) == 21
