@@ -147,7 +147,7 @@ def test_the_page_about_the_library_runs_word_by_word_and_is_typed(project: Path
         f"peclr_dali-{peclr_dali.__version__}.dist-info",
     }
     assert not tops & {"matplotlib", "tensorboard", "torchvision"}  # torch itself needs jinja2
-    assert "pip install 'peclr-dali[train]'" in run_in(project, "peclr-dali", "make-data", "hands", code=2)
+    assert "pip install '.[all]'" in run_in(project, "peclr-dali", "make-data", "hands", code=2)
 
 
 @pytest.mark.slow
