@@ -31,7 +31,7 @@ from peclr_dali.train.evaluation.errors import (
 from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from peclr_dali.train.pose.inference import Progress, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.metrics import LEAST_GROUPS, groups_of_one_size
+from peclr_dali.train.pose.metrics import LEAST_GROUPS
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS
 from peclr_dali.writing import write_text
@@ -98,8 +98,8 @@ def evaluate(
         log.warning("the images have no labels, so nothing is measured")
         return Evaluated([], written)
 
-    if (count := groups_of_one_size(index.groups)) < LEAST_GROUPS:
-        log.warning("no intervals: the images count as %.2g groups, expected at least %d", count, LEAST_GROUPS)
+    if (count := len(np.unique(index.groups))) < LEAST_GROUPS:
+        log.warning("no intervals: the images are %d groups, expected at least %d", count, LEAST_GROUPS)
     for one in runs:
         if trained_on(one, config):
             log.warning("%s was trained on some or all of these images", one.path)

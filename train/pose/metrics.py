@@ -196,7 +196,7 @@ def confidence_intervals(
 
     They do not include the variation between training runs, which needs several seeds. Of `FEW_GROUPS`, the bootstrap's
     intervals are too short: those of 95 % contain the truth in 77 % of cases for 4 groups, in 92 % for 16. With fewer
-    than `LEAST_GROUPS` there is no interval. Groups of several sizes count as `groups_of_one_size`.
+    than `LEAST_GROUPS` there is no interval. Groups of several sizes count as fewer groups of one size.
 
     Args:
         tables: (N, K) each, from `pose_tables`; NaN if a keypoint does not count. For two networks on the same samples,
@@ -218,20 +218,15 @@ def confidence_intervals(
     intervals = {}
     for name, table in tables.items():
         value, low, high = metric_of(table), np.nan, np.nan
-        number = groups_of_one_size(members[~np.isnan(table).all(axis=1)])
+        sizes = np.unique(members[~np.isnan(table).all(axis=1)], return_counts=True)[1]
+        number = sizes.sum() ** 2 / max(1, (sizes**2).sum())  # groups of one size that tell as much (Kish 1965)
         if number >= FEW_GROUPS:
             low, high = np.nanpercentile(np.concatenate(drawn[name]), [tail, 100 - tail])
-        elif number >= LEAST_GROUPS:
+        elif len(sizes) >= LEAST_GROUPS:
             reach = stdtrit(number - 1, 1 - tail / 100) * _standard_error(table, members, number)
             low, high = value - reach, value + reach
         intervals[name] = Interval(value, float(low), float(high))
     return intervals
-
-
-def groups_of_one_size(groups: npt.NDArray[np.int64]) -> float:
-    """How many groups of one size tell as much as those with the numbers (N,): (sum n)^2 / sum n^2 (Kish 1965)."""
-    sizes = np.unique(groups, return_counts=True)[1]
-    return float(sizes.sum() ** 2 / max(1, (sizes**2).sum()))
 
 
 def _standard_error(table: Floats, members: npt.NDArray[np.int64], number: float) -> float:

@@ -197,7 +197,7 @@ def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: 
     call(run, tmp_path / "out")
     content = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert {entry["low"] for entry in content["metrics"].values()} == {None}
-    assert "no intervals: the images count as 2 groups, expected at least 3" in caplog.messages
+    assert "no intervals: the images are 2 groups, expected at least 3" in caplog.messages
 
 
 def changed(run: Path, *, sources: int = 1, **data: Any) -> PoseRun:
