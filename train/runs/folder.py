@@ -9,7 +9,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -53,12 +53,14 @@ class RunFolder:
         """Hold the folder for this process: rank 0, from before `check` until the run has ended.
 
         The kernel releases the lock when the process ends, even if it is killed; a lock file that is left behind locks
-        nothing. Between hosts it works if the shared file system supports locks, as NFS does. A missing folder is made.
+        nothing. Between hosts it works if the shared file system supports locks, as NFS does. A missing folder is made,
+        and removed again if it is still empty at the end.
 
         Raises:
             UserError: another process holds the folder.
             OSError: it cannot be made or written to.
         """
+        made = [path for path in (self.root, *self.root.parents) if not path.exists()]
         self.root.mkdir(parents=True, exist_ok=True)
         file = self.root / LOCK
         lock = FileLock(file, blocking=False)
@@ -75,6 +77,9 @@ class RunFolder:
         finally:
             file.unlink(missing_ok=True)  # before the release, or it could be the next holder's file
             lock.release()
+            with suppress(OSError):  # it is not empty
+                for path in made:
+                    path.rmdir()
 
     def check(self, config: Config | FinetuneConfig, resume: Resume) -> Path | None:
         """The checkpoint to resume from, or None to start.
