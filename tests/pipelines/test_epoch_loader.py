@@ -246,7 +246,7 @@ def test_ranks_come_from_the_environment_and_share_the_cores(folder: Path, monke
      {"batch": 27}, {"batch": 2.5}, {"views": 0}, {"views": 257}, {"geometry": []}, {"seed": -1}, {"seed": 2**63},
      {"views": 2, "colour": [ColourConfig()]}, {"geometry": [GeometryConfig(fill=0), GeometryConfig(fill="edge")]},
      {"config": {"threads": 1}}, {"device": "gpu0"}, {"device": "meta"}, {"device": "cuda:77"}, {"data": []},
-     {"data": ""}, {"data": 5}],
+     {"data": ""}, {"data": 5}, {"micro_batch": 0}, {"micro_batch": 4}, {"micro_batch": 3, "rank": 0, "world_size": 3}],
 )  # fmt: skip
 def test_arguments_that_do_not_fit_are_refused(folder: Path, given: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"data": folder, "batch": 6, **given}
