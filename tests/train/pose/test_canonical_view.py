@@ -38,7 +38,7 @@ def matrices(geometry: GeometryConfig) -> FloatArray:
     """The planned augmentations (8, 2, 3) of whole images."""
     draws = draw_view(Augmentation(geometry), seed=0, epoch=0, view=0, places=np.arange(8))
     sizes_px, upright = np.full((8, 2), 224), np.ones(8, np.int64)
-    return plan_views(sizes_px, upright, np.zeros((8, 3), np.float32), [draws], [geometry]).matrix[0]
+    return plan_views(sizes_px, upright, np.zeros((8, 3), np.float32), [draws], [geometry]).matrix.squeeze(0)
 
 
 def test_every_field_of_the_geometry_moves_a_view() -> None:
