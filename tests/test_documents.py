@@ -7,7 +7,6 @@ import re
 import tomllib
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -113,9 +112,6 @@ def test_fidelity_names_its_keys() -> None:
 
 PRETRAINING, FINETUNING = DEFAULTS
 PRETRAINING |= {key: value for key, value in FINETUNING.items() if key.startswith("pose.")}
-OF_SECTION = MappingProxyType({
-    "Fine-tuning": FINETUNING,
-})  # fmt: skip
 
 
 def wrong_defaults(page: str) -> tuple[int, list[str]]:
@@ -131,7 +127,7 @@ def wrong_defaults(page: str) -> tuple[int, list[str]]:
         if not cells or cells[-1].strip() == "switch = default":
             is_table = bool(cells)
             continue
-        defaults = OF_SECTION.get(section, PRETRAINING)
+        defaults = FINETUNING if section == "Fine-tuning" else PRETRAINING
         for key, value in named_keys(cells[-1]) if is_table else ():
             count += 1
             expected = defaults.get(key)
@@ -145,20 +141,8 @@ def test_fidelity_gives_the_defaults() -> None:
     count, wrong = wrong_defaults((ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8"))
     assert wrong == []
     assert count >= 90
-
-
-@pytest.mark.parametrize(
-    ("section", "cell", "count"),
-    [
-        ("Colour", '`colour.hue = [0.01, 1]`, `.jitter = "hsv"`', 0),
-        ("Colour", '`colour.hue = [0.02, 1]`, `.jitter = "none"`, `.saturation`', 3),
-        ("Fine-tuning", '`colour.jitter = "hsv"`, `train.batch = 128`', 1),
-        ("Optimiser", '`optim.lr`, not set; `data.regressor = ""`', 1),
-    ],
-)
-def test_a_wrong_default_is_found(section: str, cell: str, count: int) -> None:
-    page = f"## {section}\n\n| here | switch = default |\n|---|---|\n| a \\| b | {cell} |\n\n| `colour.hue = 3` |"
-    assert len(wrong_defaults(page)[1]) == count
+    page = "## Optimiser\n| here | switch = default |\n|---|---|\n| | `optim.lr`, `colour.hue = [0.02, 1]`, `.jitter` |"
+    assert len(wrong_defaults(page)[1]) == 2
 
 
 def is_file(name: str) -> bool:

@@ -18,7 +18,6 @@ from peclr_dali.models.pose import (
     project,
     solve_root_depth,
     view_intrinsics,
-    wrist_from_palm,
 )
 from peclr_dali.skeleton import HAND
 from peclr_dali.synthetic.poses import LIMITS_RAD, draw_shape, pose_hand
@@ -167,20 +166,6 @@ def test_root_depth_is_clamped_and_refined_without_gradient_through_it() -> None
     torch.testing.assert_close(output.root_depth, output.root_depth_unrefined + correction)
     gradients = torch.autograd.grad(output.root_depth.sum(), list(network.refinement.parameters()))
     assert any(gradient.abs().max() > 0 for gradient in gradients)
-
-
-@pytest.mark.parametrize("first", ["wrist", "palm"])
-def test_palm_models_give_a_wrist(first: str) -> None:
-    torch.manual_seed(0)
-    network = PoseNetwork(make_encoder("resnet18"), PoseConfig(first_keypoint=first)).eval()  # type: ignore[arg-type]
-    features = torch.randn(2, 512)
-    k = torch.tensor([[[500.0, 0, 64], [0, 500, 64], [0, 0, 1]]])
-    output = network.from_features(features, k, side_px=128)
-    as_predicted = back_project(
-        normalize_keypoints(output.keypoints_px, k), output.relative_depth + output.root_depth[:, None]
-    )
-    expected = wrist_from_palm(as_predicted) if first == "palm" else as_predicted
-    torch.testing.assert_close(output.joints, expected)
 
 
 def test_forward_reads_pixels_and_keeps_geometry_out_of_autocast() -> None:

@@ -187,6 +187,21 @@ def load(index: Index, augmentation: Augmentation | Sequence[Augmentation] = SMA
         return list(loader)
 
 
+def join_ranks(ranks: Sequence[Sequence[Batch]]) -> list[Batch]:
+    """What all ranks have received at each step, in the order of their rows."""
+    return [
+        Batch(
+            tuple(
+                View(*map(torch.cat, zip(*(vars(batch.views[number]).values() for batch in step), strict=True)))
+                for number in range(2)
+            ),
+            torch.cat([batch.samples for batch in step]),
+            torch.cat([batch.positions for batch in step]),
+        )
+        for step in zip(*ranks, strict=True)
+    ]
+
+
 def assert_equal(one: Batch, other: Batch, *, within: int = 0) -> None:
     """The same batch; pixels may differ by `within` levels."""
     assert torch.equal(one.positions, other.positions)

@@ -193,6 +193,18 @@ def apply_appearance(view: Image, appearance: AppearanceConfig, draws: FloatArra
     return view
 
 
+def warp_view(
+    image: Image, box_px: FloatArray, draws: FloatArray, geometry: GeometryConfig, *, mirror: bool = False
+) -> Array:
+    """One view (side, side, 3) of a decoded RGB image (H, W, 3) before its colours are jittered, not rounded."""
+    _, matrix_px = view_matrices(box_px, image.shape[:2], draws, geometry.side_px, mirror=mirror)
+    source = image.astype(np.float64)
+    if geometry.antialias:
+        source, halvings = halve(source, math.sqrt(abs(np.linalg.det(matrix_px[:, :2]))), geometry.fill)
+        matrix_px = matrix_px @ np.diag([2**halvings, 2**halvings, 1])
+    return warp(source, matrix_px, geometry.side_px, geometry.fill)
+
+
 def make_view(
     image: Image,
     box_px: FloatArray,
@@ -204,12 +216,6 @@ def make_view(
     mirror: bool = False,
 ) -> Image:
     """One view (side, side, 3) uint8 of a decoded RGB image (H, W, 3)."""
-    height, width, _ = image.shape
-    _, matrix_px = view_matrices(box_px, (height, width), draws, geometry.side_px, mirror=mirror)
-    source = image.astype(np.float64)
-    if geometry.antialias:
-        source, halvings = halve(source, math.sqrt(abs(np.linalg.det(matrix_px[:, :2]))), geometry.fill)
-        matrix_px = matrix_px @ np.diag([2**halvings, 2**halvings, 1])
-    warped = warp(source, matrix_px, geometry.side_px, geometry.fill)
+    warped = warp_view(image, box_px, draws, geometry, mirror=mirror)
     jittered = np.clip(np.rint(jitter(warped, colour, draws)), 0, 255).astype(np.uint8)
     return apply_appearance(jittered, appearance, draws)

@@ -8,13 +8,10 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.render.apply_appearance import apply_appearance
-from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.appearance import CHANGES, MAX_BLUR_SIGMA_PX, Column
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.pipelines.views.draws import Draw
@@ -24,10 +21,8 @@ from tests.pipelines.harness import (
     RENDERERS,
     Image,
     RendererName,
-    load,
     make_views,
     smooth_image,
-    write_jpegs,
 )
 from tests.pipelines.test_views import CENTER_BOX, PLAIN_DRAW, far_from_fill
 
@@ -66,11 +61,11 @@ def views_of(
 
 
 @pytest.mark.parametrize("renderer", RENDERERS)
-@pytest.mark.parametrize("option", [*ALWAYS, "crop", "all"])
+@pytest.mark.parametrize("option", [*ALWAYS, "all"])
 def test_pixels_agree_with_the_oracle(renderer: RendererName, option: str) -> None:
     rng = np.random.default_rng(0)
-    appearance = ALWAYS.get(option, ALL if option == "all" else AppearanceConfig())
-    geometry = CROPPED if option in ("crop", "all") else GeometryConfig()
+    appearance = ALWAYS.get(option, ALL)
+    geometry = CROPPED if option == "all" else GeometryConfig()
     colour = ColourConfig(jitter="hsv" if option == "all" else "none")
     count = 24 if option == "all" else 10
     images = [smooth_image(rng, 224, 224) for _ in range(count)]
@@ -184,37 +179,3 @@ def test_noise_is_gaussian_and_independent_from_pixel_to_pixel_and_view_to_view(
         assert np.abs(correlation).max() < 5 / np.sqrt(number)
     shifted = np.fft.fft(unit[0].ravel()) * np.fft.fft(unit[1].ravel()).conj()
     assert np.abs(np.fft.ifft(shifted)).max() < 6 * np.sqrt(number)  # at no shift are neighbouring keys alike
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    return write_jpegs(tmp_path_factory.mktemp("images"), 25)
-
-
-def pixels(folder: Index, renderer: RendererName, edges: list[int], chunk: int) -> dict[int, torch.Tensor]:
-    """Both views (2, 3, S, S) of the positions of two steps of 12, loaded by ranks whose rows end at `edges`."""
-    augmentation = Augmentation(GeometryConfig(side_px=16, crop_probability=0.5), ColourConfig(), ALL)
-    made = {}
-    for rows in zip([0, *edges], [*edges, 12], strict=True):
-        for batch in load(folder, augmentation, batch=12, rows=rows, last=2, chunk=chunk, views=renderer, threads=1):
-            for row, position in enumerate(batch.positions.tolist()):
-                made[position] = torch.stack([view.image[row] for view in batch.views])
-    return made
-
-
-@pytest.fixture(scope="module", params=RENDERERS)
-def whole(request: pytest.FixtureRequest, folder: Index) -> tuple[RendererName, dict[int, torch.Tensor]]:
-    """Loaded by one rank, in chunks of a step."""
-    return request.param, pixels(folder, request.param, [], 12)
-
-
-@settings(max_examples=6, deadline=None)
-@given(edges=st.sets(st.integers(1, 11), max_size=2), chunk=st.integers(1, 12))
-def test_a_position_has_the_same_pixels_on_any_rank_and_in_any_chunk(
-    folder: Index, whole: tuple[RendererName, dict[int, torch.Tensor]], edges: set[int], chunk: int
-) -> None:
-    renderer, expected = whole
-    split = pixels(folder, renderer, sorted(edges), chunk)
-    assert sorted(expected) == sorted(split) == list(range(24))
-    for position, views in expected.items():
-        assert torch.equal(views, split[position])

@@ -27,7 +27,7 @@ from peclr_dali import (
     make_loader,
 )
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.loader.epoch_loader import EpochLoader
 from peclr_dali.pipelines.samples.index import Index
@@ -38,6 +38,7 @@ from tests.pipelines.harness import (
     RendererName,
     assert_equal,
     index_of,
+    join_ranks,
     load,
     write_jpegs,
 )
@@ -171,25 +172,10 @@ def take(loader: EpochLoader, steps: int) -> list[Batch]:
     return taken
 
 
-def join(ranks: list[list[Batch]]) -> list[Batch]:
-    """What all ranks have received at each step, in the order of their rows."""
-    return [
-        Batch(
-            tuple(
-                View(*map(torch.cat, zip(*(vars(batch.views[number]).values() for batch in step), strict=True)))
-                for number in range(2)
-            ),
-            torch.cat([batch.samples for batch in step]),
-            torch.cat([batch.positions for batch in step]),
-        )
-        for step in zip(*ranks, strict=True)
-    ]
-
-
 @pytest.mark.parametrize(("steps", "ranks"), [(0, 3), (1, 2), (3, 3), (4, 4), (5, 1), (8, 5)])
 def test_a_state_is_resumed_on_another_number_of_ranks(folder: Path, steps: int, ranks: int) -> None:
     with small_loader(folder) as loader:
-        whole = join([take(loader, 11)])
+        whole = take(loader, 11)
     before, states = [], []
     for rank in range(2):
         with small_loader(folder, rank, 2) as loader:
@@ -202,7 +188,7 @@ def test_a_state_is_resumed_on_another_number_of_ranks(folder: Path, steps: int,
             loader.load_state_dict(states[0])
             loader.set_epoch(steps // 4)  # as frameworks do before each epoch
             after.append(take(loader, 11 - steps))
-    made = join(before) + join(after)
+    made = join_ranks(before) + join_ranks(after)
     assert len(made) == len(whole) == 11
     for one, other in zip(whole, made, strict=True):
         assert_equal(one, other)
@@ -260,7 +246,7 @@ def test_ranks_come_from_the_environment_and_share_the_cores(folder: Path, monke
      {"batch": 27}, {"batch": 2.5}, {"views": 0}, {"views": 257}, {"geometry": []}, {"seed": -1}, {"seed": 2**63},
      {"views": 2, "colour": [ColourConfig()]}, {"geometry": [GeometryConfig(fill=0), GeometryConfig(fill="edge")]},
      {"config": {"threads": 1}}, {"device": "gpu0"}, {"device": "meta"}, {"device": "cuda:77"}, {"data": []},
-     {"data": ""}, {"data": 5}],
+     {"data": ""}, {"data": 5}, {"micro_batch": 0}, {"micro_batch": 4}, {"micro_batch": 3, "rank": 0, "world_size": 3}],
 )  # fmt: skip
 def test_arguments_that_do_not_fit_are_refused(folder: Path, given: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"data": folder, "batch": 6, **given}

@@ -23,7 +23,7 @@ from PIL import Image as PillowImage
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS, Quarantine
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Bytes, Index, Store, read_file
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Bytes, Index, Store, of_same_group, read_file
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import EpochOrder, Order, build_order
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
@@ -33,12 +33,14 @@ from tests.pipelines.harness import (
     RendererName,
     assert_equal,
     index_of,
+    join_ranks,
     jpeg,
     load,
     loader_of,
     smooth_image,
     write_jpegs,
 )
+from tests.pipelines.test_appearance import ALL
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +81,26 @@ def test_a_sample_takes_its_mirror_along(folder: Index, renderer: RendererName) 
 
 
 @pytest.mark.parametrize("renderer", RENDERERS)
-def test_neither_chunks_nor_start_nor_rank_change_a_sample(folder: Index, renderer: RendererName) -> None:
-    whole = load(folder, views=renderer)
-    for ours, theirs in zip(whole, load(folder, views=renderer, chunk=7), strict=True):
+@pytest.mark.parametrize("pairs", [False, True])
+def test_neither_chunks_nor_start_nor_ranks_change_a_sample(folder: Index, renderer: RendererName, pairs: bool) -> None:
+    """With all augmentations, also in rows that hold pairs."""
+    index = dataclasses.replace(folder, partners=of_same_group(np.arange(61) % 12)) if pairs else folder
+    augmentation = Augmentation(GeometryConfig(side_px=16, crop_probability=0.5, flip_probability=0.5), appearance=ALL)
+
+    def made(**options: Any) -> list[Batch]:
+        return load(index, augmentation, views=renderer, **options)
+
+    whole = made()
+    assert (whole[0].samples[:, 0] != whole[0].samples[:, 1]).all() == pairs
+    for chunk in (1, 7):
+        for ours, theirs in zip(whole, made(chunk=chunk), strict=True):
+            assert_equal(ours, theirs)
+    for ours, theirs in zip(whole[4:], made(first=4), strict=True):
         assert_equal(ours, theirs)
-    for ours, theirs in zip(whole[4:], load(folder, views=renderer, first=4), strict=True):
-        assert_equal(ours, theirs)
-    for ours, theirs in zip(whole, load(folder, views=renderer, rows=(8, 20)), strict=True):
-        assert torch.equal(ours.samples[8:], theirs.samples)
-        assert torch.equal(ours.views[1].image[8:], theirs.views[1].image)
-        assert torch.equal(ours.views[1].matrix[8:], theirs.views[1].matrix)
+    for edges in ([0, 8, 20], [0, 4, 15, 20]):
+        shares = join_ranks([made(rows=rows, chunk=5) for rows in itertools.pairwise(edges)])
+        for ours, theirs in zip(whole, shares, strict=True):
+            assert_equal(ours, theirs)
 
 
 def test_backends_agree_on_everything_but_rounding(folder: Index) -> None:

@@ -119,19 +119,6 @@ def only(batch: Batch, view: int) -> Batch:
     return Batch((batch.views[view],), batch.samples[:, [view]], batch.positions, batch.bad)
 
 
-def test_pairs_do_not_depend_on_chunks_ranks_or_restarts(folder: Index) -> None:
-    whole = load(folder)
-    for ours, theirs in zip(whole, load(folder, chunk=7), strict=True):
-        assert_equal(ours, theirs)
-    for ours, theirs in zip(whole[4:], load(folder, first=4), strict=True):
-        assert_equal(ours, theirs)
-    for ranks in ([(0, 12), (12, 20)], [(0, 4), (4, 15), (15, 20)]):
-        shares = [load(folder, rows=rows) for rows in ranks]
-        for step, batch in enumerate(whole):
-            assert torch.equal(batch.samples, torch.cat([share[step].samples for share in shares]))
-            assert torch.equal(batch.views[1].image, torch.cat([share[step].views[1].image for share in shares]))
-
-
 @pytest.mark.parametrize("renderer", RENDERERS)
 def test_a_bad_partner_gives_way_to_the_next_and_at_last_to_the_image(renderer: RendererName, tmp_path: Path) -> None:
     """Groups of one good image, of a good one with a bad one, and of two good ones among bad ones."""

@@ -50,7 +50,7 @@ def test_pipes_devices_and_huge_files_are_refused_at_once(tmp_path: Path) -> Non
     with (tmp_path / "good").open("rb"):
         assert open_files(tmp_path) == [str(tmp_path / "good")]
     paths = [str(tmp_path / name) for name in ("pipe", "large", "good", "missing", "")]
-    for _ in range(20):
+    for _ in range(3):
         assert [file is not None for file in read_sound_jpegs(paths)] == [False, False, True, False, False]
     for path in (paths[0], str(tmp_path)):
         with pytest.raises(OSError, match="not a regular file"):

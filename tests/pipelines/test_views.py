@@ -48,7 +48,8 @@ def test_pixels_agree_with_the_oracle(
     renderer: RendererName, jitter: Literal["none", "hsv"], fill: int | Literal["edge"]
 ) -> None:
     rng = np.random.default_rng(0)
-    geometry, colour = GeometryConfig(fill=fill), ColourConfig(jitter=jitter)
+    geometry = GeometryConfig(fill=fill, crop_probability=0.5, flip_probability=0.5)
+    colour = ColourConfig(jitter=jitter)
     sizes = [(224, 224)] * 9 + [(180, 320), (300, 200), (61, 45), (40, 1500), (23, 900)]
     images = [smooth_image(rng, *size) for size in sizes]
     boxes = np.array([CENTER_BOX] * 9 + [[160, 90, 120], [90, 160, 290]] + [[0, 0, 0]] * 3, np.float32)

@@ -29,16 +29,6 @@ def tables_of(config: Config | FinetuneConfig) -> list[tuple[str, Any]]:
     return [(name, table[0] if isinstance(table, tuple) else table) for name, table in found]
 
 
-def test_defaults_are_the_papers() -> None:
-    config = load()
-    assert (config.train.batch, config.train.epochs, config.optim.warmup_epochs) == (2048, 100, 10.0)
-    assert config.geometry.rotation_deg == (-45.0, 45.0)
-    assert config.geometry.scale == (0.6, 2.0)
-    assert config.geometry.translation_frac * config.geometry.side_px == 15
-    assert config.colour.jitter == "hsv"
-    assert config.equivariance.variant == "paper"
-
-
 def test_later_layers_win(tmp_path: Path) -> None:
     first, second = tmp_path / "first.toml", tmp_path / "second.toml"
     first.write_text("[train]\nbatch = 64\nmicro_batch = 32\n[optim]\nlr = 1e-4\n")
@@ -72,10 +62,8 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
     [
         ("batch=1", "--set batch=1: unknown key batch: did you mean train.batch?"),
         ("train.batch=1", "greater than or equal to 2"),
-        ("geometry.rotation_deg=45", "geometry.rotation_deg = 45"),
-        ("pipelines.views=fast", "'auto', 'cpu', 'gpu' or 'dali'"),
+        ("pipelines.views=gpuu", "pipelines.views = 'gpuu': input should be 'auto', 'cpu', 'gpu' or 'dali'"),
         ("nothing.like=it", "unknown key nothing: --print-config shows all keys"),
-        ("lr=1", "unknown key lr: did you mean optim.lr?"),
         ("run=3", "run = 3: input should be a dictionary"),
         ("loss.temprature=1", "unknown key loss.temprature: did you mean loss.temperature?"),
     ],
@@ -140,14 +128,12 @@ def test_one_source_may_be_written_either_way(tmp_path: Path) -> None:
             "--set data.root=x: there are 2 tables [[data]]: say which one, such as data.0.key=value",
         ),
         ("data.2.root=x", "--set data.2.root=x: there is no key data.2; expected data.0.key=value to data.1.key=value"),
-        ("data.1.rot=x", "--set data.1.rot=x: unknown key data.1.rot: did you mean data.root?"),
         (
             "data.1.weight=0",
             "--set data.1.weight=0: data.1.weight = 0: input should be greater than or equal to 0",
         ),
         ("data.1=3", "there is no key data.1; expected data.0.key=value"),
         ("data=[]", "data = []: value should have at least 1 item"),
-        ("data=3", "data.0 = 3"),
     ],
 )
 def test_errors_name_the_source(two_sources: Path, override: str, message: str) -> None:

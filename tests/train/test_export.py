@@ -10,13 +10,11 @@ from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import onnxruntime
 import pytest
 import torch
 
 from peclr_dali.models.config import EncoderConfig
-from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train import weights
 from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.pose.pose_run import load_pose_run
@@ -31,10 +29,10 @@ from peclr_dali.train.weights import (
     start_pose_network,
 )
 from tests.command_line import run_cli
+from tests.pipelines.harness import smooth_image
 from tests.train.tiny_hands import untrained_run
 
 ROOT = Path(__file__).parents[2]
-Pixels = npt.NDArray[np.uint8]
 
 
 @pytest.fixture(scope="module")
@@ -127,19 +125,13 @@ def sensitive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> Pixels:
-    root = tmp_path_factory.mktemp("rendered") / "hands"
-    make_dataset(root, poses=2, seed=0, scenes=1, workers=1)
-    return np.asarray(cv2.imread(str(root / "training" / "rgb" / "00000000.jpg")), np.uint8)
-
-
 @pytest.mark.parametrize("enlarged", [1, 4], ids=["magnified", "halved"])
 def test_the_example_of_the_docs_gives_the_results_of_predict(
-    enlarged: int, rendered: Pixels, sensitive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    enlarged: int, sensitive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Needs nothing of this project; a rendered hand, whose view is magnified or minified."""
-    hand = cv2.resize(rendered, None, fx=enlarged, fy=enlarged, interpolation=cv2.INTER_CUBIC)
+    """Needs nothing of this project; a picture whose view is magnified or minified."""
+    picture = smooth_image(np.random.default_rng(0), 224, 224)
+    hand = cv2.resize(picture, None, fx=enlarged, fy=enlarged, interpolation=cv2.INTER_CUBIC)
     cv2.imwrite(str(tmp_path / "hand.png"), hand)
     box = (60 * enlarged, 50 * enlarged, 170 * enlarged, 180 * enlarged)
     assert EXAMPLE is not None

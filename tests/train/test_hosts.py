@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,10 +14,6 @@ from typing import IO
 
 import pytest
 
-from peclr_dali.synthetic.dataset import make_dataset
-from peclr_dali.train.config.load import load_config
-from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.runs.folder import read_rows
 from tests.command_line import as_options
 from tests.conftest import Record
 from tests.train import tiny_run
@@ -214,35 +208,3 @@ def test_a_host_that_dies_leaves_a_smaller_run(
     wait_for("the end on a", finished(a), hosts)
     assert_every_sample_once(out)
     record("hosts", proof="a host that dies leaves a smaller run", steps=STEPS, killed_after=killed_after)
-
-
-def test_the_demo_trains_on_two_nodes_by_the_commands_of_the_docs(hosts: dict[str, Host], tmp_path: Path) -> None:
-    """To the letter, but for the addresses, the demo's configuration, no GPU, fewer hands and fewer epochs."""
-    poses, epochs = 130, 2
-    make_dataset(tmp_path / "hands", poses=poses, seed=0, scenes=4)
-    demo = load_config(Config, [ROOT / "configs" / "demo.toml"], [])
-    steps = epochs * (4 * poses // demo.train.batch)
-    commands = commands_of(ROOT / "docs" / "cluster.md", holding="--nnodes=2")
-    commands = commands.replace("configs/peclr_rn50.toml", "configs/demo.toml").replace("per-node=gpu", "per-node=1")
-    fewer = f" --set data.root={tmp_path}/hands --out {tmp_path}/out --set train.epochs={epochs} --set run.log_every=1"
-    for host in hosts.values():
-        here = commands.replace("HOST:", f"{ADDRESS['a']}:").replace("=THIS", f"={ADDRESS[host.name]}")
-        assert here.count(ADDRESS["a"]) + here.count(ADDRESS["b"]) == 2
-        host.start(tmp_path / f"{host.name}.log", (here if host.name == "a" else second(here)) + fewer)
-    for host in hosts.values():
-        wait_for(f"the end on {host.name}", finished(host), hosts)
-    assert [row["step"] for row in read_rows(tmp_path / "out" / "metrics.jsonl")] == list(range(1, steps + 1))
-    assert "Traceback" not in hosts["a"].log.read_text() + hosts["b"].log.read_text()
-
-
-def commands_of(page: Path, *, holding: str) -> str:
-    """The one block of commands with these words."""
-    blocks = re.findall(r"(?:^    .*\n)+", page.read_text(), re.MULTILINE)
-    (block,) = (textwrap.dedent(block).strip() for block in blocks if holding in block)
-    return str(block)
-
-
-def second(commands: str) -> str:
-    """As the second node has them."""
-    assert commands.count("is_host=true") == 1
-    return commands.replace("is_host=true", "is_host=false")

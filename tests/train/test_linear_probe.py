@@ -7,7 +7,6 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.pose.inference import canonical_loader
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.probe import Probe, build_probe, fit_ridge, probed_rows
+from peclr_dali.train.runs.folder import RunFolder
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import narrow_resnet18
 
@@ -109,14 +109,6 @@ def test_poses_are_not_split_and_the_images_are_a_sixteenth_of_what_is_trained_o
     assert not groups[0] & groups[1]
 
 
-def weights_and_rows(out: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]], list[dict[str, Any]]]:
-    (checkpoint,) = (out / "checkpoints").iterdir()
-    state = torch.load(checkpoint, weights_only=True)["network"]
-    tables = [out / "metrics.jsonl", out / "validation.jsonl"]
-    rows = [[json.loads(line) for line in table.read_text().splitlines()] if table.exists() else [] for table in tables]
-    return state, rows[0], rows[1]
-
-
 @pytest.fixture(scope="module")
 def run_with_probe(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "probed"
@@ -129,13 +121,12 @@ def test_a_run_has_the_same_bits_with_and_without_the_probe(hands: Path, run_wit
     out = tmp_path / "plain"
     with narrow_resnet18():
         pretrain(config_of(hands, out, "train.epochs=2", "train.batch=60", "run.keep=1", "probe.every_epochs=0"))
-    (ours, metrics, probes), (theirs, plain_metrics, none) = weights_and_rows(run_with_probe), weights_and_rows(out)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    weights = [tiny_run.final_weights(folder, 8) for folder in (run_with_probe, out)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
     for key in ("loss", "alignment", "positive_rank"):
-        assert [row[key] for row in metrics] == [row[key] for row in plain_metrics]
-    assert [row["step"] for row in probes] == [1, 4, 8]
-    assert none == []
+        assert [row[key] for row in tiny_run.rows_of(run_with_probe)] == [row[key] for row in tiny_run.rows_of(out)]
+    assert [row["step"] for row in RunFolder(run_with_probe, keep=1).read_validations()] == [1, 4, 8]
+    assert RunFolder(out, keep=1).read_validations() == []
 
 
 def one_rank(root: str, out: str) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from peclr_dali import Batch, ExactStep, GeometryConfig, PipelinesConfig, described_world, joined, make_loader
-from peclr_dali.errors import UserError
-from tests.pipelines.harness import smooth_image
+from tests.pipelines.harness import write_jpegs
 from tests.train import ranks
 from tests.train.tiny_step import assert_same, buffers, gradients, network, spread, to_double
 
@@ -42,10 +39,7 @@ def one_rank(images: str, out: str) -> None:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for number in range(2 * BATCH):
-        Image.fromarray(smooth_image(rng, 40, 56, 3)).save(root / f"{number:03}.jpg")
-    return str(root)
+    return str(write_jpegs(tmp_path_factory.mktemp("images"), 2 * BATCH).root)
 
 
 def test_three_ranks_give_the_gradient_of_one(images: str, tmp_path: Path) -> None:
@@ -63,12 +57,3 @@ def test_three_ranks_give_the_gradient_of_one(images: str, tmp_path: Path) -> No
         torch.testing.assert_close(their_loss, loss, atol=1e-12, rtol=0)
         assert_same(their_gradients, expected)
         assert_same(their_statistics, statistics)
-
-
-def test_shares_without_whole_micro_batches_are_refused(images: str) -> None:
-    with pytest.raises(UserError, match=r"^batch = 8 is not a multiple of micro_batch = 3: "):
-        make_loader(images, batch=BATCH, micro_batch=3, device="cpu")
-    with pytest.raises(UserError, match=r"^batch = 8 holds 2 micro-batches of 4 images, fewer than the 3 ranks"):
-        make_loader(images, batch=BATCH, micro_batch=4, rank=0, world_size=RANKS, device="cpu")
-    with pytest.raises(UserError, match=r"^micro_batch = 0: expected a whole number from 1 to"):
-        make_loader(images, batch=BATCH, micro_batch=0, device="cpu")

@@ -43,10 +43,7 @@ def uninterrupted(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def assert_same_weights(one: Path, other: Path) -> None:
-    ours, theirs = tiny_run.final_weights(one), tiny_run.final_weights(other)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
+    torch.testing.assert_close(tiny_run.final_weights(one), tiny_run.final_weights(other), rtol=0, atol=0)
 
 
 def test_a_run_folder_holds_all_its_files(uninterrupted: Path) -> None:
@@ -145,12 +142,6 @@ def test_any_number_of_processes_trains_the_same_run(
 
 def _largest(tensor: torch.Tensor) -> float:
     return float(tensor.abs().max())
-
-
-def test_recomputing_changes_no_bit(images: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    out = tmp_path / "recomputed"
-    run(images, out, "train.recompute=always")
-    assert_same_weights(uninterrupted, out)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -53,6 +53,7 @@ class Bucket:
             "AWS_ACCESS_KEY_ID": "someone",
             "AWS_SECRET_ACCESS_KEY": "a-secret",
             "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_MAX_ATTEMPTS": "2",  # of botocore, which waits longer before each
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._proxy.server_port}",
         }
 

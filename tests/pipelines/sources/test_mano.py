@@ -8,8 +8,6 @@ import pytest
 
 from peclr_dali.pipelines.sources.pickles import (
     MANO_TO_KEYPOINTS,
-    TIP_VERTICES,
-    keypoint_regressor,
     read_regressor,
 )
 from tests.pipelines.sources.layouts import one_line
@@ -33,15 +31,6 @@ def test_a_regressor_comes_from_any_numpy_file(tmp_path: Path, form: str) -> Non
     found = read_regressor(file)
     assert found.dtype == np.float64
     np.testing.assert_array_equal(found, matrix)
-
-
-def test_keypoints_are_joints_and_tips() -> None:
-    joints = np.random.default_rng(0).random((16, 778))
-    mesh = np.random.default_rng(1).random((778, 3))
-    keypoints = keypoint_regressor(joints) @ mesh
-    np.testing.assert_allclose(keypoints[[4, 8, 12, 16, 20]], mesh[list(TIP_VERTICES)])
-    np.testing.assert_allclose(keypoints[0], (joints @ mesh)[0])
-    np.testing.assert_allclose(keypoints[13:16], (joints @ mesh)[10:13])  # the ring finger's three
 
 
 @pytest.mark.parametrize(

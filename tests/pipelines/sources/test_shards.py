@@ -77,15 +77,19 @@ def copy(packed: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def test_an_index_comes_back_as_it_was(source: Index, packed: Path) -> None:
-    index = load_shards(DataConfig("shards", str(packed)))
-    assert index.read_many(range(COUNT)) == source.read_many(range(COUNT))
+def assert_comes_back(index: Index, source: Index) -> None:
     for name in ("box_px", "keypoints_px", "mirror", "group"):
         np.testing.assert_array_equal(getattr(index, name), getattr(source, name))
     assert index.targets.keys() == source.targets.keys()
     for name, table in source.targets.items():
         np.testing.assert_array_equal(index.targets[name], table)
     assert index.paths[-1] == "shard-000007.tar/000000049.png"
+
+
+def test_an_index_comes_back_as_it_was(source: Index, packed: Path) -> None:
+    index = load_shards(DataConfig("shards", str(packed)))
+    assert index.read_many(range(COUNT)) == source.read_many(range(COUNT))
+    assert_comes_back(index, source)
 
 
 def batches(index: Index, first: int = 0, **options: Any) -> list[Batch]:
@@ -235,6 +239,7 @@ def test_an_address_gives_the_same_batches_also_where_requests_fail(bucket: Buck
 
     expected = batches(source)
     index = load_index(DataConfig("shards", ADDRESS, box_margin=1.0))
+    assert_comes_back(index, source)
     bucket.fault = fault
     quarantine = Quarantine()
     for ours, theirs in zip(batches(index, quarantine=quarantine), expected, strict=True):
