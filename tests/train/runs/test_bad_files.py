@@ -75,7 +75,8 @@ def test_too_many_end_the_run_with_a_summary_and_a_checkpoint(stopped: tuple[Pat
     share = met.total() / (met.total() + 12 * step)
     assert met.total() > 0
     assert step % 2 == 0  # a log step
-    assert f"{share:.2%} of the images drawn from images up to step {step} cannot be used" in message
+    name = f"{images.parent.name}/images"
+    assert f"{share:.2%} of the images drawn from {name} up to step {step} cannot be used" in message
     assert "more than data.max_bad_share = 0.01" in message
     assert "--resume auto" in message
     assert len(message.splitlines()) == 1
