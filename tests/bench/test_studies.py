@@ -117,9 +117,9 @@ def study_of(root: Path, seeds: Sequence[int] = (0, 1, 2), pretrain_seeds: int |
     )  # fmt: skip
 
 
-def write_network(run_folder: Path, content: str) -> None:
+def write_network(run_folder: Path) -> None:
     (run_folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    write_checkpoint(run_folder / "checkpoints" / "step_000000001.pt", 1, {"content": content})
+    write_checkpoint(run_folder / "checkpoints" / "step_000000001.pt", 1, {})
 
 
 def errors_of(network: Path, overrides: list[str]) -> Arrays:
@@ -128,19 +128,16 @@ def errors_of(network: Path, overrides: list[str]) -> Arrays:
     return {"pa_epe_cm": error, "epe_px": error, "auc": 1 - error / 5, "groups": np.arange(HANDS)}
 
 
-@pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of training, a network of a line is written; errors are made up."""
+def test_rows_are_recorded_once_and_the_tables_are_made_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of training, an empty network is written; errors are made up."""
     for name in ("pretrain", "finetune"):
-        monkeypatch.setattr(study_module, name, lambda config, resume: write_network(Path(config.run.out), "first"))
+        monkeypatch.setattr(study_module, name, lambda config, resume: write_network(Path(config.run.out)))
     monkeypatch.setattr(measure, "measure_errors", errors_of)
     monkeypatch.setattr(measure, "load_pose_run", lambda path: path)
     for module in (run, measure):
         monkeypatch.setattr(module, "measure_constants", lambda *overrides: {"rigid_pose": {"pa_epe_cm": 0.9}})
-
-
-@pytest.mark.usefixtures("training")
-def test_rows_are_recorded_once_and_the_tables_are_made_of_them(tmp_path: Path) -> None:
     study, record = study_of(tmp_path, (0, 1, 2, 3), pretrain_seeds=2), tmp_path / "rows.jsonl"
     text = run_and_record(study, record)
     recorded = [json.loads(line) for line in record.read_text().splitlines()]
@@ -165,13 +162,6 @@ def test_rows_are_recorded_once_and_the_tables_are_made_of_them(tmp_path: Path) 
     assert "| ours minus scratch | AUC | +0.040 | +0.040 to +0.040 | +4.8 % | 5 | - |" in lines
 
 
-@pytest.mark.usefixtures("training")
-def test_one_seed_supports_no_claim(tmp_path: Path) -> None:
-    record = tmp_path / "rows.jsonl"
-    assert "| -inf to +inf " in run_and_record(study_of(tmp_path, (0,)), record)
-    assert '"comparison"' not in record.read_text()
-
-
 def compared(
     ours: Sequence[float], hands: npt.NDArray[np.float64] | None = None, pretrain_seeds: int | None = None
 ) -> Row:
@@ -192,10 +182,10 @@ def compared(
 
 
 def test_seeds_that_start_from_one_pretraining_count_as_one() -> None:
+    """Three pre-trainings with means of -0.2, -0.2 and -0.2; and four times the same three differences."""
     outcome = compared([-0.1, -0.2, -0.3, -0.3, -0.2, -0.1, -0.2, -0.2, -0.2], pretrain_seeds=3)
-    # means of the three pre-trainings: -0.2, -0.2, -0.2
-    three, more = compared([-0.1, -0.2, -0.3]), compared([-0.1, -0.2, -0.3] * 4, pretrain_seeds=3)
     assert (outcome["low"], outcome["high"]) == pytest.approx((-0.2, -0.2))
+    three, more = compared([-0.1, -0.2, -0.3]), compared([-0.1, -0.2, -0.3] * 4, pretrain_seeds=3)
     assert (more["low"], more["high"]) == pytest.approx((three["low"], three["high"]))
 
 
@@ -260,7 +250,7 @@ def test_each_way_through_a_study_runs_at_toy_size(
     text = run_and_record(some, record)
     rows = [json.loads(line) for line in record.read_text().splitlines()]
     compared = [row["differences"] for row in rows if row["kind"] == "comparison"]
-    assert len(compared) == (len(some.compare) if len(seeds) > 1 else 0)
+    assert len(compared) == (len(some.compare) if len(seeds) > 1 else 0)  # one seed supports no claim
     assert np.isfinite(compared).all()
     assert {row["arm"] for row in rows if row["kind"] == ("map" if study.maps else "arm")} >= set(names)
     assert ("rotated, px of 128" in text) == study.maps
