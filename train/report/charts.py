@@ -30,8 +30,8 @@ class Chart(NamedTuple):
 
 SECTIONS: Final = {  # for each kind of run, a text and charts
     "pre-training": (
-        "The rank says how well the positive of a view is found among all other views of a batch; it is at best 1. The "
-        "probe reads keypoints out of the frozen features, on images to which it was not fitted.",
+        "The rank says how well the positive of a view is found among all other views of a batch; it is at best 1. A "
+        "probe, if there is one, reads keypoints out of the frozen features, on images to which it was not fitted.",
         Chart("Loss", "loss"),
         Chart("Mean rank of the positive", "positive_rank", log=True),
         Chart("Probe, 2D error [px of 224]", "epe_px_of_224", held_out=True),
