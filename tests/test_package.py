@@ -113,7 +113,7 @@ def project(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     (folder / "models").mkdir()
     for name in ("models/__init__.py", "train.py", "tools.py"):
         (folder / name).write_text("raise RuntimeError('imported')\n")
-    write_images(folder / "photos", 24)
+    write_images(folder / "photos", 64)
     yield folder
     shutil.rmtree(environment)
 
@@ -147,7 +147,7 @@ def test_the_page_about_the_library_runs_word_by_word_and_is_typed(project: Path
         f"peclr_dali-{peclr_dali.__version__}.dist-info",
     }
     assert not tops & {"matplotlib", "tensorboard", "torchvision"}  # torch itself needs jinja2
-    assert "pip install 'peclr-dali[train]'" in run_in(project, "peclr-dali", "make-data", "hands", code=2)
+    assert "pip install '.[all]'" in run_in(project, "peclr-dali", "make-data", "hands", code=2)
 
 
 @pytest.mark.slow
@@ -161,5 +161,5 @@ def test_the_commands_run_where_models_and_train_are_the_users_own(wheel: Path, 
     assert "what the network saw" in run_in(project, "peclr-dali", "pretrain", "-c", "photographs", *photos, *settings)
     image = next((project / "photos").iterdir())
     run_in(project, "peclr-dali", "predict", "hand_photos_rn18", str(image), "--box", "0,0,60,60")
-    assert (project / "predictions" / f"{image.stem}.png").stat().st_size > 0
+    assert (project / "predictions" / f"0000_{image.stem}.jpg").stat().st_size > 0
     assert "peclr-dali pretrain" in run_in(project, "peclr-dali", "pretrain", "--help")

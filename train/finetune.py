@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,10 +103,11 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         return dict(zip(result.losses._fields, torch.stack(result.losses).tolist(), strict=True))
 
     def log_start(self, index: Index) -> None:
-        """Log the starting weights and the number of held-out images."""
+        """Log the starting weights and the numbers of labelled and held-out images."""
+        labelled = int(self._labels.keypoints_px.any(axis=(1, 2), where=~np.isnan(self._labels.keypoints_px)).sum())
         held_out = len(self._validation.index) if self._validation is not None else "no"
         trained = "frozen" if self.config.train.frozen else "trained"
-        log.info("%s encoder %s, %s images held out for validation", trained, self._start, held_out)
+        log.info("%s encoder %s, %d images with labels, %s held out", trained, self._start, labelled, held_out)
 
     def draw(self, folder: RunFolder) -> None:
         """Draw the losses and the validations."""

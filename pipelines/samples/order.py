@@ -244,11 +244,12 @@ def steps_per_epoch(
     steps = len(index) // batch
     if steps == 0:
         fitting = max(1, min(micro_batch, len(index) // world_size))
-        keys = f"{table}batch = {len(index) // fitting * fitting}"
+        option = f"--set {table}" if table else ""
+        keys = f"{option}batch={len(index) // fitting * fitting}"
         if fitting < micro_batch:
-            keys += f" and {table}micro_batch = {fitting}"
+            keys += f" {option}micro_batch={fitting}"
         raise UserError(
-            f"{index.root} has {len(index)} images, fewer than {table}batch = {batch}: use more images, or set {keys}"
+            f"{index.root} has {len(index)} images, fewer than {table}batch = {batch}: use more images, or {keys}"
         )
     return steps
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,27 +15,40 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, file_name, parse_json
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
-from peclr_dali.pipelines.sources.label_files import coco_annotations, csv_rows, dataset_file, plain_name
+from peclr_dali.pipelines.sources.label_files import (
+    coco_annotations,
+    csv_rows,
+    dataset_file,
+    plain_name,
+    project_px,
+    require_metres,
+)
 from peclr_dali.skeleton import HAND
 
 _COLUMNS: Final = ("file", "x0", "y0", "x1", "y1")
-_LANDMARKS: Final = tuple(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy")
+_LABELS: Final = {
+    "keypoints_px": tuple(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy"),
+    "xyz_m": tuple(f"{name}_{axis}_m" for name in HAND.keypoints for axis in "xyz"),
+    "camera_px": ("fx", "fy", "cx", "cy"),
+}
+"""The columns of what a CSV may say of a hand besides its box."""
+
 _WITHOUT_BOX: Final = ("none", "unreadable")
 _HANDS: Final = ("left", "right", *_WITHOUT_BOX)
-_LARGEST_PX: Final = 1e7
+_LARGEST: Final = 1e7
 """Landmarks lie in the image or near it."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Row(NamedTuple):
-    """A row, not checked yet. `hand` is None in all rows of a file without hands, likewise `landmarks`."""
+    """A row, not checked yet. `hand` is None in all rows of a file without hands; `labels` has those of its columns."""
 
     where: str
     name: str
     edges: Sequence[object]
     hand: str | None
-    landmarks: Sequence[str] | None = None
+    labels: Mapping[str, Sequence[str]] = {}
 
 
 def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
@@ -60,23 +73,24 @@ class Boxes(NamedTuple):
         image: (M,) row of the image among the given names. With `mirror`, an image may have several boxes.
         box_px: (M, 3) float32, centre x, centre y and side of the square around the box.
         mirror: (M,) bool, left hands; None if the file has no column "hand".
-        keypoints_px: (M, 21, 2) float32, the landmarks of a hand, NaN where a row has none; None if the file has no
-            columns for them.
+        labels: float32, NaN where a row has none, for those for which the file has columns: "keypoints_px" (M, 42),
+            x and y of each of the 21 keypoints; "xyz_m" (M, 63), the same in metres in the camera's frame; and
+            "camera_px" (M, 4), focal lengths and centre: fx, fy, cx, cy.
     """
 
     image: npt.NDArray[np.int64]
     box_px: npt.NDArray[np.float32]
     mirror: npt.NDArray[np.bool_] | None
-    keypoints_px: npt.NDArray[np.float32] | None = None
+    labels: Mapping[str, npt.NDArray[np.float32]] = {}
 
 
 def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
     """Read the boxes of a file.
 
-    A CSV has a header with the columns file, x0, y0, x1, y1, and maybe hand and the landmarks, as tools/find_boxes.py
-    writes them; other columns are not read. Edges are in pixels of the image as displayed (EXIF orientation applied),
-    corner-based. With "hand", each row is a hand, "left" or "right", and an image may have several; a row with "none"
-    or "unreadable" has no box. The same box of the same hand counts once.
+    A CSV has a header with the columns file, x0, y0, x1, y1, and maybe hand, the landmarks, as tools/find_boxes.py
+    writes them, 3D joints and the camera (see `_LABELS`); other columns are not read. Edges are in pixels of the image
+    as displayed (EXIF orientation applied), corner-based. With "hand", each row is a hand, "left" or "right", and an
+    image may have several; a row with "none" or "unreadable" has no box. The same box of the same hand counts once.
 
     A JSON file is in COCO's format: each annotation's `bbox` is a hand, a left one if the name of its category begins
     with "left".
@@ -95,7 +109,7 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
             "with keypoints."
         )
     row_of = {plain_name(name): row for row, name in enumerate(names)}
-    found: dict[object, tuple[int, bool, npt.NDArray[np.float64], npt.NDArray[np.float32] | None]] = {}
+    found: dict[object, tuple[int, bool, npt.NDArray[np.float64], dict[str, npt.NDArray[np.float32]]]] = {}
     repeated, has_hands = 0, False
     with dataset_file(
         file, "boxes as CSV in UTF-8, or in COCO's JSON format", "Mend it, or give the path of another file."
@@ -117,26 +131,31 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
                 expected = "one, unless the file has a column 'hand'"
                 raise UserError(f"{row.where}: a second box for {row.name!r}; expected {expected}. Mend this row.")
             repeated += key in found
-            found.setdefault(key, (image, row.hand == "left", edges_px, _landmarks_px(row)))
+            numbers = {name: _numbers(row.where, name, cells) for name, cells in row.labels.items()}
+            found.setdefault(key, (image, row.hand == "left", edges_px, numbers))
     if not found:
         raise UserError(f"{file}: holds no box. Add boxes, or leave data.box out to use whole images.")
     if repeated:
         _log.warning("%s: %d rows repeat a hand of a row before, and are left out", file, repeated)
     in_order = sorted(found.values(), key=lambda one: one[0])
-    images, left, edges, landmarks = zip(*in_order, strict=True)
+    images, left, edges, labels = zip(*in_order, strict=True)
     return Boxes(
         np.array(images, np.int64),
         squares_around(np.array(edges)[:, :2], np.array(edges)[:, 2:]),
         np.array(left) if has_hands else None,
-        None if landmarks[0] is None else np.array(landmarks),
+        {name: np.array([of_hand[name] for of_hand in labels]) for name in labels[0]},
     )
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
     for where, row in csv_rows(file, text, _COLUMNS):
         edges = [row[column] for column in _COLUMNS[1:]]
-        landmarks = [row[column].strip() for column in _LANDMARKS] if row.keys() >= {*_LANDMARKS} else None
-        yield _Row(where, row["file"], edges, row["hand"].strip() if "hand" in row else None, landmarks)
+        labels = {
+            name: [row[column].strip() for column in columns]
+            for name, columns in _LABELS.items()
+            if row.keys() >= {*columns}
+        }
+        yield _Row(where, row["file"], edges, row["hand"].strip() if "hand" in row else None, labels)
 
 
 def _coco_rows(file: Path, text: str) -> Iterator[_Row]:
@@ -159,17 +178,15 @@ def _box_px(row: _Row) -> npt.NDArray[np.float64]:
     return box_px
 
 
-def _landmarks_px(row: _Row) -> npt.NDArray[np.float32] | None:
-    """The landmarks of a hand, (21, 2); NaN if it has none, as in a row that was added by hand."""
-    if row.landmarks is None:
-        return None
-    if not any(row.landmarks):
-        return np.full((len(HAND), 2), np.nan, np.float32)
-    values = as_numbers(row.landmarks)
-    if values is None or not (np.abs(values) < _LARGEST_PX).all():
-        expected = f"expected {len(_LANDMARKS)} numbers"
-        raise UserError(f"{row.where}: {str(list(row.landmarks))[:80]} are no landmarks; {expected}. Mend it.")
-    return values.reshape(-1, 2).astype(np.float32)
+def _numbers(where: str, name: str, cells: Sequence[str]) -> npt.NDArray[np.float32]:
+    """The numbers of a hand's labels, all NaN if it has none, as in a row that was added by hand."""
+    if not any(cells):
+        return np.full(len(cells), np.nan, np.float32)
+    values = as_numbers(cells)
+    if values is None or not (np.abs(values) < _LARGEST).all():
+        columns = f"{_LABELS[name][0]} to {_LABELS[name][-1]}"
+        raise UserError(f"{where}: {str(list(cells))[:80]}; expected {len(cells)} numbers in {columns}. Mend it.")
+    return values.astype(np.float32)
 
 
 def boxes_of_images(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -193,20 +210,52 @@ def with_boxes(index: Index, file: Path) -> Index:
     """An index of whole images with the boxes of a file.
 
     If the file says which hand a box shows, each of its hands is a sample, left ones are mirrored, images without a
-    hand are left out, and landmarks become keypoints. Otherwise an image without a box is used whole.
+    hand are left out, and landmarks become keypoints. Otherwise an image without a box is used whole. 3D joints become
+    the targets "xyz_m" and "K"; without landmarks, their projections are the keypoints.
 
     Raises:
-        UserError: as for `read_boxes`.
+        UserError: as for `read_boxes`; keypoints without hands, 3D joints without a camera, behind it or not in metres.
     """
     boxes = read_boxes(file, index.paths)
+    if boxes.mirror is None and boxes.labels:
+        raise UserError(f"{file}: has keypoints and no column 'hand'; expected left or right there. Add the column.")
     if boxes.mirror is None:
         return replace(index, box_px=_with_whole_images(boxes, file, index.paths))
     images = len(np.unique(boxes.image))
     if images < len(index):
         found = f"{len(boxes.image)} hands in {images} of {len(index)} images"
         _log.info("%s: %s; images without a hand are left out", file, found)
-    hands = index.select(boxes.image)
-    return replace(hands, box_px=boxes.box_px, mirror=boxes.mirror, group=boxes.image, keypoints_px=boxes.keypoints_px)
+    hands = replace(index.select(boxes.image), box_px=boxes.box_px, mirror=boxes.mirror, group=boxes.image)
+    keypoints_px, xyz_m = boxes.labels.get("keypoints_px"), boxes.labels.get("xyz_m")
+    if keypoints_px is not None:
+        hands = replace(hands, keypoints_px=keypoints_px.reshape(-1, len(HAND), 2))
+    if xyz_m is None:
+        return hands
+    xyz_m, cameras = xyz_m.reshape(-1, len(HAND), 3), _cameras(boxes.labels.get("camera_px"), len(hands))
+    _require_joints(file, xyz_m, cameras)
+    if keypoints_px is None:
+        hands = replace(
+            hands, keypoints_px=project_px(cameras.astype(np.float64), xyz_m.astype(np.float64)).astype(np.float32)
+        )
+    return replace(hands, targets={"K": cameras, "xyz_m": xyz_m})
+
+
+def _cameras(camera_px: npt.NDArray[np.float32] | None, hands: int) -> npt.NDArray[np.float32]:
+    """Camera matrices (M, 3, 3) from fx, fy, cx, cy (M, 4); NaN where a hand has none."""
+    cameras = np.zeros((hands, 3, 3), np.float32)
+    cameras[:, 2, 2] = 1
+    cameras[:, [0, 1, 0, 1], [0, 1, 2, 2]] = np.nan if camera_px is None else camera_px
+    return cameras
+
+
+def _require_joints(file: Path, xyz_m: npt.NDArray[np.float32], cameras: npt.NDArray[np.float32]) -> None:
+    known = ~np.isnan(xyz_m[:, 0, 0])
+    if np.isnan(cameras[known]).any():
+        raise UserError(f"{file}: 3D joints without a camera; expected fx, fy, cx, cy in the same row. Add them.")
+    if (xyz_m[known, :, 2] <= 0).any():
+        raise UserError(f"{file}: 3D joints behind the camera; expected x right, y down, z forward. Mend the labels.")
+    if known.any():
+        require_metres(file, xyz_m[known].astype(np.float64))
 
 
 def _with_whole_images(boxes: Boxes, file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:

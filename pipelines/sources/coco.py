@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, file_name, parse_json
@@ -20,10 +21,18 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.label_files import coco_annotations, dataset_file
 from peclr_dali.pipelines.sources.subsets import refuse_key, rows_of_split
-from peclr_dali.skeleton import HAND, THUMB_IN_ANATOMY
+from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
 
 ANNOTATIONS: Final = "annotations.json"
 """The file to read if `data.annotations` is not set."""
+
+_MMPOSE_FINGERS: Final = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger")
+_MMPOSE: Final = {
+    f"{theirs}{number}": f"{ours}_{joint}"
+    for theirs, ours in zip(_MMPOSE_FINGERS, FINGERS, strict=True)
+    for number, joint in enumerate(("mcp", "pip", "dip", "tip"), start=1)
+}
+"""Names of keypoints in MMPose's datasets of hands, and ours."""
 
 _LOOKED_AT: Final = 8
 """Number of images whose size is read."""
@@ -49,11 +58,11 @@ def load_coco(config: DataConfig) -> Index:
     expected = "keypoints in COCO's JSON format"
     with dataset_file(file, expected, "Check data.root and data.annotations, or mend the file.") as path:
         content = parse_json(path.read_bytes())
-        _require_hands(file, content["categories"])
+        order = _order_of_keypoints(file, content["categories"])
         hands = [
             (image, one["keypoints"], one.get("bbox", [0, 0, 0, 0]))
             for where, one, image in coco_annotations(file, content)
-            if not one.get("iscrowd") and any(_keypoints(where, one)[2::3])
+            if not int(one.get("iscrowd", 0)) and any(_keypoints(where, one)[2::3])
         ]
         number_of = {image["id"]: number for number, image in enumerate(content["images"])}
         group = np.array([number_of[image["id"]] for image, *_ in hands], np.int64)
@@ -65,7 +74,7 @@ def load_coco(config: DataConfig) -> Index:
     if values is None or values.shape[1:] != (3 * len(HAND),) or box is None or box.shape[1:] != (4,):
         numbers = f"{3 * len(HAND)} numbers in keypoints and 4 in bbox"
         raise UserError(f"{file}: expected {numbers} of each annotation. Mend the file.")
-    points = values.reshape(len(hands), len(HAND), 3)
+    points = values.reshape(len(hands), len(HAND), 3)[:, order]
     keypoints_px = np.where(points[..., 2:] > 0, points[..., :2] + 0.5, np.nan)
     boxed = (box[:, 2:] > 0).all(axis=1, keepdims=True)
     low = np.where(boxed, box[:, :2], np.nanmin(keypoints_px, axis=1))
@@ -79,7 +88,7 @@ def load_coco(config: DataConfig) -> Index:
         keypoints_px=keypoints_px.astype(np.float32),
         group=group,
     )
-    _require_sizes(file, index, images)
+    _require_sizes(file, index, images, box)
     return index.select(sized[rows_of_split(group[sized], config.split)])
 
 
@@ -99,10 +108,21 @@ def _stored_name(root: Path, name: str) -> str:
     return forms[0]
 
 
-def _require_sizes(file: Path, index: Index, images: Sequence[dict[str, Any]]) -> None:
-    """Raise a `UserError` if one of a few images has another size than the file says, as after resizing."""
+def _require_sizes(file: Path, index: Index, images: Sequence[dict[str, Any]], box: npt.NDArray[np.float64]) -> None:
+    """Raise a `UserError` if a few images have other sizes than the file says, or boxes that are no x, y, w, h.
+
+    Args:
+        box: (N, 4), `bbox` of each annotation. The far edges of corners would lie outside of most images.
+    """
     rows = spread(len(index), _LOOKED_AT)
-    for row, (height, width) in zip(rows.tolist(), upright_sizes_px(index, rows).tolist(), strict=True):
+    sizes_px = upright_sizes_px(index, rows)
+    outside = (box[rows, :2] + box[rows, 2:] > sizes_px[:, ::-1]).any(axis=1)
+    if 2 * outside.sum() > len(rows) and (box[rows, 2:] <= sizes_px[:, ::-1]).all():
+        raise UserError(
+            f"{file}: most boxes end outside of their images; expected bbox as x, y, width, height. Are these the "
+            "corners x0, y0, x1, y1? Then subtract x0, y0."
+        )
+    for row, (height, width) in zip(rows.tolist(), sizes_px.tolist(), strict=True):
         said = images[row].get("width"), images[row].get("height")
         if height and all(said) and said not in ((width, height), (height, width)):
             raise UserError(
@@ -111,12 +131,17 @@ def _require_sizes(file: Path, index: Index, images: Sequence[dict[str, Any]]) -
             )
 
 
-def _require_hands(file: Path, categories: list[dict[str, Any]]) -> None:
-    """Check that the file's one category has a hand's keypoints."""
-    names = [tuple(category["keypoints"]) for category in categories if "keypoints" in category]
-    anatomical = tuple(THUMB_IN_ANATOMY.get(name, name) for name in HAND.keypoints)
-    if names not in ([HAND.keypoints], [anatomical]):
-        raise UserError(
-            f"{file}: its categories have the keypoints {str(names)[:120]}; expected one category, with those of a "
-            f"hand in this order: {', '.join(HAND.keypoints)}. Rename or reorder them."
-        )
+def _order_of_keypoints(file: Path, categories: list[dict[str, Any]]) -> list[int]:
+    """The place in the file of each of a hand's keypoints, by their names in the file's one category with keypoints."""
+    found = [list(map(str.lower, category["keypoints"])) for category in categories if "keypoints" in category]
+    for names in found if len(found) == 1 else []:
+        known = dict(_MMPOSE)
+        if "thumb_cmc" in names:
+            known |= {anatomical: ours for ours, anatomical in THUMB_IN_ANATOMY.items()}
+        ours = [known.get(name, name) for name in names]
+        if sorted(ours) == sorted(HAND.keypoints):
+            return [ours.index(name) for name in HAND.keypoints]
+    raise UserError(
+        f"{file}: its categories have the keypoints {str(found)[:120]}; expected one category, with those of a hand: "
+        f"{', '.join(HAND.keypoints)}. Rename them."
+    )

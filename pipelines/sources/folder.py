@@ -15,7 +15,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
 from peclr_dali.pipelines.sources.boxes import with_boxes
-from peclr_dali.pipelines.sources.subsets import refuse_key
+from peclr_dali.pipelines.sources.subsets import rows_of_split
 
 IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 _BROKEN_LINK: Final = "broken links"
@@ -40,9 +40,8 @@ def load_folder(config: DataConfig) -> Index:
     mirrored, and images without a hand are left out.
 
     Raises:
-        UserError: the folder is missing, unreadable or has no images, the boxes do not fit it, or a split is set.
+        UserError: the folder is missing, unreadable or has no images, or the boxes do not fit it.
     """
-    refuse_key(config, "split", "images in a folder are not split")
     root = Path(config.root)
     images, others = files_under(root, IMAGE_ENDINGS)
     unusable = {kind: count for kind, count in others.items() if kind in (*_NOT_READ, _BROKEN_LINK)}
@@ -54,8 +53,10 @@ def load_folder(config: DataConfig) -> Index:
         log.warning("%s: %d images are used; left out: %s; %s", root, len(images), _counts(unusable), remedy)
     paths = sorted(images)
     whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
-    index = Index(name=root.name or str(root), root=root, paths=paths, box_px=whole)
-    return index if config.box == "center" else with_boxes(index, Path(config.box))
+    index = Index(name="/".join(root.parts[-2:]), root=root, paths=paths, box_px=whole)
+    if config.box != "center":
+        index = with_boxes(index, Path(config.box))
+    return index.select(rows_of_split(index.groups, config.split))
 
 
 def _counts(files: Mapping[str, int]) -> str:

@@ -143,6 +143,7 @@ def _compose(box: DoubleArray, table: DoubleArray, side_px: int, mirror: BoolArr
     matrix[:, 1, 0] = magnification * np.sin(angle)  # y points down: positive turns clockwise on the screen
     matrix[:, 0, 1] = -matrix[:, 1, 0]
     matrix[table[:, Draw.FLIP] > 0, :, 0] *= -1
+    # Another linear map is multiplied here; if it changes areas, `magnification` has to know.
     matrix[:, :, 2] = table[:, [Draw.SHIFT_X_FRAC, Draw.SHIFT_Y_FRAC]]
     if table[:, Draw.CROP].any():
         magnification = _crop_first(matrix, magnification, table)

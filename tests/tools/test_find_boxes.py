@@ -65,8 +65,9 @@ def test_what_it_writes_is_read(tmp_path: Path) -> None:
     assert boxes.box_px == pytest.approx(np.array(expected), abs=0.051)
     assert boxes.mirror is not None
     assert boxes.mirror.tolist() == [False, True, True, False]
-    assert boxes.keypoints_px is not None
-    np.testing.assert_allclose(boxes.keypoints_px, [LEFT_PX + 20, RIGHT_PX, LEFT_PX, RIGHT_PX], atol=0.051)
+    np.testing.assert_allclose(
+        boxes.labels["keypoints_px"].reshape(-1, 21, 2), [LEFT_PX + 20, RIGHT_PX, LEFT_PX, RIGHT_PX], atol=0.051
+    )
     assert list(HAND.keypoints) == find_boxes.LANDMARKS
 
 

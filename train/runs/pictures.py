@@ -72,7 +72,7 @@ def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24) -> 
                 if np.isfinite(keypoints).any():  # one of several sources may have no keypoints
                     draw_skeleton(pictures[-1], keypoints * enlarge)
         pairs.append(np.concatenate(pictures, axis=1))
-    save_sheet(path, pairs, columns=6)
+    save_sheet(path, pairs, columns=3)
 
 
 def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:

@@ -95,8 +95,8 @@ class Folder:
             self._system, self._path = url_to_fs(self.address)
         except (ImportError, ValueError) as error:
             raise UserError(
-                f"data.root = {address!r} cannot be opened ({in_one_line(error, 200)}). For s3:// install "
-                "'peclr-dali[s3]'; for others see fsspec's documentation"
+                f"data.root = {address!r} cannot be opened ({in_one_line(error, 200)}). For s3://, "
+                "\"pip install '.[s3]'\" in the checkout; for others see fsspec's documentation"
             ) from error
 
     def file(self, name: str) -> bytes:

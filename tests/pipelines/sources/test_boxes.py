@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +14,13 @@ import pytest
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.folder import load_folder
+from peclr_dali.skeleton import HAND
 from tests.pipelines.sources.layouts import one_line, write_image
 from tests.pipelines.sources.test_freihand import write_part
+from tests.train.tiny_hands import write_hands
 
 HEADER = "file,x0,y0,x1,y1,hand"
 HANDS = """file,x0,y0,x1,y1,hand,confidence
@@ -104,8 +110,58 @@ def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path, root:
     assert np.isnan(keypoints_px).all(axis=(1, 2)).tolist() == [True, False]
     for cell in ("x", "", "inf", "1e300"):
         boxes.write_text("\n".join(map(",".join, [COLUMNS, [*whole[:-1], cell]])))
-        with pytest.raises(UserError, match=r"line 2: .* are no landmarks; expected 42 numbers"):
+        with pytest.raises(UserError, match=r"line 2: .*expected 42 numbers in wrist_x to little_tip_y"):
             load_folder(DataConfig("folder", str(root), box=str(boxes)))
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> tuple[Path, Index]:
+    """A small FreiHAND as a folder with a CSV of its boxes, 3D joints and cameras; every third hand is a left one."""
+    write_hands(tmp_path / "hands", 6)
+    index = load_index(DataConfig(root=str(tmp_path / "hands"), box="joints", box_margin=1.0))
+    header = [*HEADER.split(","), *(f"{name}_{axis}_m" for name in HAND.keypoints for axis in "xyz"), "fx,fy,cx,cy"]
+    rows = [",".join(header)]
+    for number, (path, box_px, xyz_m, camera) in enumerate(
+        zip(index.paths, index.box_px, index.targets["xyz_m"], index.targets["K"], strict=True)
+    ):
+        edges = [*(box_px[:2] - box_px[2] / 2), *(box_px[:2] + box_px[2] / 2)]
+        hand = ["right", "right", "left"][number % 3]
+        rows.append(",".join(map(str, [path, *edges, hand, *xyz_m.ravel(), *camera[[0, 1, 0, 1], [0, 1, 2, 2]]])))
+    (tmp_path / "joints.csv").write_text("\n".join(rows))
+    return tmp_path / "joints.csv", index
+
+
+def test_joints_and_a_camera_beside_a_folder_are_the_labels_of_a_dataset(labelled: tuple[Path, Index]) -> None:
+    file, expected = labelled
+    config = DataConfig("folder", str(expected.root), box=str(file), box_margin=1.0)
+    index = load_index(config)
+    assert (index.paths, index.mirrored.tolist()) == (list(expected.paths), [False, False, True] * 8)
+    for name in ("K", "xyz_m"):
+        np.testing.assert_array_equal(index.targets[name], expected.targets[name])
+    assert index.keypoints_px is not None
+    assert expected.keypoints_px is not None
+    np.testing.assert_allclose(index.keypoints_px, expected.keypoints_px, atol=1e-4)
+    np.testing.assert_allclose(index.box_px, expected.box_px, atol=1e-4)
+    parts = [load_index(replace(config, split=split)).paths
+             for split in ("train", "val")]  # fmt: skip
+    assert sorted(path for part in parts for path in part) == list(expected.paths)
+    assert [len(part) for part in parts] == [22, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("fx,fy", "fx,f"), "3D joints without a camera; expected fx, fy, cx, cy"),
+        (lambda text: text.replace(",hand,", ",side,"), "has keypoints and no column 'hand'"),
+        (lambda text: re.sub(r"(?<=,)0\.[5-8]\d+", "500", text), "farther than 500 m; expected metres"),
+        (lambda text: re.sub(r"(?<=,)0\.[5-8]\d+", "-1", text), "3D joints behind the camera"),
+    ],
+)
+def test_wrong_joints_end_in_one_line(labelled: tuple[Path, Index], change: Callable[[str], str], message: str) -> None:
+    file, index = labelled
+    file.write_text(change(file.read_text()))
+    with one_line(message, file):
+        load_folder(DataConfig("folder", str(index.root), box=str(file)))
 
 
 PLAIN = "file,x0,y0,x1,y1\n"

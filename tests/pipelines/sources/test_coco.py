@@ -64,9 +64,11 @@ def test_hands_are_as_they_were_annotated(root: Path) -> None:
 
 
 def test_crowds_and_hands_without_a_keypoint_are_left_out(root: Path) -> None:
-    changed(root, iscrowd=1)
+    changed(root, iscrowd="1")
     assert len(load_coco(DataConfig("coco", str(root)))) == HANDS - 1
-    changed(root, iscrowd=0, keypoints=[0] * 63)
+    changed(root, iscrowd="0")
+    assert len(load_coco(DataConfig("coco", str(root)))) == HANDS
+    changed(root, keypoints=[0] * 63)
     assert len(load_coco(DataConfig("coco", str(root)))) == HANDS - 1
 
 
@@ -119,13 +121,38 @@ def test_names_are_those_of_anatomy_or_ours_and_of_any_form_of_unicode(root: Pat
     assert index.path(3).is_file()
 
 
+def test_keypoints_are_found_by_their_names_in_mmpose_and_in_any_order(root: Path) -> None:
+    expected = load_coco(DataConfig("coco", str(root))).keypoints_px
+    fingers = {"thumb": "Thumb", "index": "Forefinger", "middle": "Middle_finger", "ring": "Ring_finger"}
+    numbers = {"mcp": 1, "pip": 2, "dip": 3, "tip": 4}
+    split = [name.split("_") for name in HAND.keypoints[1:]]
+    names = ["WRIST", *(f"{fingers.get(finger, 'Pinky_finger')}{numbers[joint]}" for finger, joint in split)]
+    order = np.random.default_rng(1).permutation(len(HAND))
+    content = json.loads((root / "annotations.json").read_text())
+    content["categories"] = [{"keypoints": [names[row] for row in order]}]
+    for one in content["annotations"]:
+        one["keypoints"] = np.reshape(one["keypoints"], (-1, 3))[order].ravel().tolist()
+    (root / "annotations.json").write_text(json.dumps(content))
+    np.testing.assert_array_equal(load_coco(DataConfig("coco", str(root))).keypoints_px, expected)
+
+
+def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> None:
+    content = json.loads((root / "annotations.json").read_text())
+    for one in content["annotations"]:
+        x, y, width, height = one["bbox"]
+        one["bbox"] = [x, y, x + width, y + height]
+    (root / "annotations.json").write_text(json.dumps(content))
+    with one_line("most boxes end outside of their images; expected bbox as x, y, width, height", root):
+        load_coco(DataConfig("coco", str(root)))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "No such file or directory; expected keypoints in COCO's JSON format. Check data.root"),
         ("{", "cannot be read .*; expected keypoints in COCO's JSON format.* mend the file"),
         ("[]", "TypeError.*; expected keypoints in COCO's JSON format"),
-        ('{"categories": [{"keypoints": ["nose"]}]}', r"have the keypoints \[\('nose',\)\]; expected one category"),
+        ('{"categories": [{"keypoints": ["nose"]}]}', r"have the keypoints \[\['nose'\]\]; expected one category"),
     ],
 )
 def test_files_in_another_format_end_in_one_line(text: str | None, message: str, root: Path) -> None:
