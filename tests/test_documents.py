@@ -144,7 +144,7 @@ def wrong_defaults(page: str) -> tuple[int, list[str]]:
 def test_fidelity_gives_the_defaults() -> None:
     count, wrong = wrong_defaults((ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8"))
     assert wrong == []
-    assert count > 90
+    assert count >= 90
 
 
 @pytest.mark.parametrize(

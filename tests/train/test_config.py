@@ -74,10 +74,6 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
         ("train.batch=1", "greater than or equal to 2"),
         ("geometry.rotation_deg=45", "geometry.rotation_deg = 45"),
         ("pipelines.views=fast", "'auto', 'cpu', 'gpu' or 'dali'"),
-        (
-            "pipelines.views=gpuu",
-            "pipelines.views = 'gpuu': input should be 'auto', 'cpu', 'gpu' or 'dali'; did you mean gpu?",
-        ),
         ("nothing.like=it", "unknown key nothing: --print-config shows all keys"),
         ("lr=1", "unknown key lr: did you mean optim.lr?"),
         ("run=3", "run = 3: input should be a dictionary"),
@@ -219,7 +215,7 @@ def test_a_range_upside_down_is_refused(kind: type[Config | FinetuneConfig]) -> 
 
 
 def test_a_pose_is_not_learnt_from_flipped_views() -> None:
-    with pytest.raises(UserError, match=r"geometry\.flip_probability.*views that are not flipped"):
+    with pytest.raises(UserError, match=r"geometry: flip_probability.*views that are not flipped"):
         load_config(FinetuneConfig, [], ["geometry.flip_probability=0.5"])
 
 

@@ -177,13 +177,11 @@ class Errors:
         tables: (N, K) for each of the `METRICS` that could be measured; NaN where a keypoint is not measured.
         measured: number of samples that are measured.
         left_out: number of samples that are not measured, by reason.
-        single_points: number of measured predictions that are a single point.
     """
 
     tables: dict[str, Table]
     measured: int
     left_out: dict[str, int]
-    single_points: int
 
     @property
     def reasons(self) -> str:
@@ -233,5 +231,4 @@ def errors_of(
         {name: table for name, table in tables.items() if not np.isnan(table).all()},
         int(usable.sum()),
         left_out,
-        int(in_one_place(joints, counts).sum()),
     )

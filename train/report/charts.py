@@ -35,7 +35,6 @@ SECTIONS: Final = {  # for each kind of run, a text and charts
         Chart("Loss", "loss"),
         Chart("Mean rank of the positive", "positive_rank", log=True),
         Chart("Probe, 2D error [px of 224]", "epe_px_of_224", held_out=True),
-        Chart("Probe, PA-EPE [cm]", "pa_epe_cm", held_out=True),
     ),
     "fine-tuning": (
         "The losses on augmented training images, and the errors on images that were not trained on.",

@@ -14,7 +14,7 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pose.metrics import CONSTANTS, METRICS, Metric, constants_in_words
 from peclr_dali.train.runs.folder import RunFolder
 
-NO_INTERVAL: Final = "no interval: only one pose"
+NO_INTERVAL: Final = "no interval: too few groups"
 
 Row = Mapping[str, Any]
 

@@ -145,17 +145,17 @@ def _neighbours(encoders: Sequence[Encoder], index: Index, run: Run) -> list[Pic
     directions = []
     with progress_bar("nearest neighbours") as progress:
         for encoder in encoders:
-            readable, features, views = features_of_rows(encoder, index, rows, run.config, progress)
+            places, features, views = features_of_rows(encoder, index, rows, run.config, progress)
             directions.append(features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12))
-    places, group = np.flatnonzero(readable), index.groups[rows]
+    group = index.groups[rows[places]]
 
     def shown(place: int, side_px: int) -> Image:
         resized = cv2.resize(views[place], (side_px, side_px), interpolation=cv2.INTER_CUBIC)
         return np.pad(resized, ((0, GAP_PX), (0, GAP_PX), (0, 0)), constant_values=255)
 
     pictures = []
-    for query in places[:QUERIES]:
-        others = places[group[places] != group[query]]
+    for query in range(min(QUERIES, len(places))):
+        others = np.flatnonzero(group != group[query])
         nearest = [others[np.argsort(-of[others] @ of[query], kind="stable")[:COUNT]] for of in directions]
         lines = [np.hstack([shown(place, SIDE_PX) for place in of_encoder]) for of_encoder in nearest]
         picture = np.hstack([shown(query, 2 * SIDE_PX + GAP_PX), np.vstack(lines)])

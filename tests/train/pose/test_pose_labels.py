@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig
 from peclr_dali.pipelines.views.draws import draw_view
 from peclr_dali.skeleton import HAND
-from peclr_dali.train.config.finetuning import FinetuneGeometryConfig
+from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
 from tests.pipelines.harness import RENDERERS, make_views
 from tests.train.tiny_hands import random_hands_m
@@ -68,7 +69,7 @@ def hands_m() -> npt.NDArray[np.float64]:
 def augmented(renderer: Literal["dali", "cpu"], index: Index, keypoint: int) -> View:
     """Views of dots at one keypoint, over the ranges of fine-tuning; at 128 px the dots stay inside."""
     assert index.keypoints_px is not None
-    geometry = FinetuneGeometryConfig(scale=(0.7, 1.0))
+    geometry = replace(FinetuneConfig().geometry, scale=(0.7, 1.0))
     colour = ColourConfig(jitter="none")
     draws = draw_view(Augmentation(geometry, colour), seed=5, epoch=0, view=0, places=np.arange(COUNT))
     images = dot_images(index.keypoints_px[:, keypoint])
