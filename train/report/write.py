@@ -50,7 +50,7 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
 
 
 def _title(runs: Sequence[Run]) -> str:
-    """Says what was run, such as "Pre-training of resnet50 on freihand, 600 steps of 2048 images"."""
+    """Says what was run, such as "Pre-training of resnet50 on freihand, 600 steps"."""
     words = []
     for run in runs:
         config, names = run.config, " and ".join(Path(source.root).name or source.root for source in run.config.data)
