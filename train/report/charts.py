@@ -28,7 +28,7 @@ class Chart(NamedTuple):
     log: bool = False
 
 
-SECTIONS: Final = {  # for each kind of run, a text and charts
+SECTIONS: Final[dict[str, tuple[str, *tuple[Chart, ...]]]] = {  # for each kind of run, a text and charts
     "pre-training": (
         "The rank says how well the positive of a view is found among all other views of a batch; it is at best 1. A "
         "probe, if there is one, reads keypoints out of the frozen features, on images to which it was not fitted.",
