@@ -107,8 +107,8 @@ def main() -> None:
     networks["raw pixels"] = first, None
     results = {}
     for name, (config, encoder) in networks.items():
-        readable, features, _ = features_of_rows(encoder, index, np.arange(len(index)), config, lambda *_: None)
-        assert readable.all(), f"{index.paths[int(readable.argmin())]} cannot be read"
+        places, features, _ = features_of_rows(encoder, index, np.arange(len(index)), config, lambda *_: None)
+        assert len(places) == len(index), f"{len(index) - len(places)} photographs cannot be read"
         results[name] = by_people(features, table)
         print(f"{name}: " + ", ".join(f"{share:.1%} ({count} people)" for count, share in results[name].items()))
     draw(args.out, results)

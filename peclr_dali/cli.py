@@ -68,7 +68,7 @@ class Commands(click.Group):
             time.sleep(_REPORT_S)
             _leave(2)
         except UserError as error:
-            _fail(str(error))
+            _fail(str(error), error.exit_code)
         except Interrupted as stop:
             if is_main_rank():
                 say(str(stop), err=True)
@@ -96,13 +96,13 @@ class Commands(click.Group):
         sys.exit(0)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, code: int = 2) -> NoReturn:
     """Print an error and end. If all ranks of a host make the same mistake, only the first one prints it."""
     if not (is_first_on_host() or _ranks_are_joined()):
         time.sleep(_REPORT_S)  # torchrun ends this rank meanwhile, if the first rank has failed
     prefix = "error" if is_main_rank() else f"rank {os.environ['RANK']} on {platform.node()}: error"
     say(f"{prefix}: {' '.join(message.split())}", err=True)
-    _leave(2)
+    _leave(code)
 
 
 def _leave(code: int) -> NoReturn:

@@ -11,6 +11,14 @@ class UserError(Exception):
     The message says what was found, where, what was expected and what to do about it.
     """
 
+    exit_code = 2
+
+
+class MachineError(UserError):
+    """A failure of the machine in a run: also one line, with exit code 1."""
+
+    exit_code = 1
+
 
 class AnotherRankFailed(Exception):  # noqa: N818  the error is the other rank's
     """Another rank reports its error. This one ends with exit code 2, without a message."""

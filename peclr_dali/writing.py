@@ -64,7 +64,7 @@ def write_text(path: Path, text: str) -> None:
 
 def refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
     """Raise a `UserError` if `out` is one of the files that a command reads, under this or another name."""
-    if any(out.exists() and file.exists() and out.samefile(file) for file in inputs):
+    if out.exists() and any(file.exists() and out.samefile(file) for file in inputs):
         raise UserError(f"{out} is an input of this command and is not overwritten: name another file")
 
 

@@ -140,7 +140,7 @@ def wrong_defaults(page: str) -> tuple[int, list[str]]:
 def test_fidelity_gives_the_defaults() -> None:
     count, wrong = wrong_defaults((ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8"))
     assert wrong == []
-    assert count > 90
+    assert count >= 90
     page = "## Optimiser\n| here | switch = default |\n|---|---|\n| | `optim.lr`, `colour.hue = [0.02, 1]`, `.jitter` |"
     assert len(wrong_defaults(page)[1]) == 2
 

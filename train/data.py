@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -116,7 +117,7 @@ def check_data(
     return reasons
 
 
-class DecoderProcess:
+class DecoderProcess(AbstractContextManager["DecoderProcess"]):
     """A process that decodes, replaced by a new one when it ends.
 
     Raises:
@@ -125,9 +126,6 @@ class DecoderProcess:
 
     def __init__(self, work: Callable[[Sequence[ImageFile]], Sequence[bool]]) -> None:
         self._work, self._pool = work, _started(work)
-
-    def __enter__(self) -> DecoderProcess:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
@@ -179,13 +177,9 @@ def preview(config: Config, out: Path, *, samples: int) -> None:
     """Draw the views of the first samples of a run, on the CPU."""
     if out.suffix.lower() not in (".png", ".jpg"):
         raise UserError(f"{out}: expected a name that ends in .png or .jpg")
-    if not out.parent.is_dir():
-        raise UserError(f"{out.parent}: no such folder. Make it first")
     index = load_index(config.data)
     if index.store is None:
-        names = (out.name, Path(os.path.realpath(out)).name)  # a link replaces what it points to
-        same_name = (row for row, path in enumerate(index.paths) if path.endswith(names))
-        refuse_inputs(out, map(index.path, same_name))
+        refuse_inputs(out, map(index.path, range(len(index))))
     count = min(samples, len(index))
     batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
     order = build_order(index, batch=batch, seed=config.run.seed)

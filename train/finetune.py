@@ -21,9 +21,9 @@ from peclr_dali.train.distributed.all_ranks import on_main
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import evaluation_constants
 from peclr_dali.train.pose.inference import Poses
-from peclr_dali.train.pose.labels import labels_to_learn
+from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
 from peclr_dali.train.pose.pictures import save_curves, save_predictions
-from peclr_dali.train.pose.pose_run import Validation, best_of, load_validation, validate
+from peclr_dali.train.pose.pose_run import best_of, load_validation, validate
 from peclr_dali.train.pose.pose_step import PoseStep, PoseStepResult
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.steps.training_state import compiled
@@ -56,7 +56,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
     ) -> None:
         self.config = config
         self._labels, self._validation = labels_to_learn(index), load_validation(config)
-        known = evaluation_constants(self._validation.index, self._validation.labels) if self._validation else {}
+        known = evaluation_constants(*self._validation) if self._validation else {}
         constants = {"constant_epe_px": ("mean_keypoints", "epe_px"), "constant_pa_epe_cm": ("rigid_pose", "pa_epe_cm")}
         self._constants = {key: known[of][metric] for key, (of, metric) in constants.items() if of in known}
         self._validate_every = max(1, round(config.validation.every_epochs * steps_per_epoch))
@@ -105,7 +105,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
     def log_start(self, index: Index) -> None:
         """Log the starting weights and the numbers of labelled and held-out images."""
         labelled = int(self._labels.keypoints_px.any(axis=(1, 2), where=~np.isnan(self._labels.keypoints_px)).sum())
-        held_out = len(self._validation.index) if self._validation is not None else "no"
+        held_out = len(self._validation[0]) if self._validation is not None else "no"
         trained = "frozen" if self.config.train.frozen else "trained"
         log.info("%s encoder %s, %d images with labels, %s held out", trained, self._start, labelled, held_out)
 
@@ -122,24 +122,24 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
         """Measure on held-out images. The best network so far is kept in a separate checkpoint, with a picture."""
-        validation = self._validation
-        assert validation is not None  # else none is due
-        figures, poses = validate(self.network, validation, self.config, self.world)
+        assert self._validation is not None  # else none is due
+        index, labels = self._validation
+        figures, poses = validate(self.network, index, labels, self.config, self.world)
         self._train_mode()
         row = {"step": self.steps_done, **figures, **self._constants}
         better = not self.best or best_of([self.best, row]) is row
         if better and self.weights_are_finite():  # the loss is checked at log steps only
             self.best = row
-            on_main(self.world, lambda: self._keep_best(folder, validation, poses))
+            on_main(self.world, lambda: self._keep_best(folder, poses, labels))
         return row
 
-    def _keep_best(self, folder: RunFolder, validation: Validation, poses: Poses) -> None:
+    def _keep_best(self, folder: RunFolder, poses: Poses, labels: PoseLabels) -> None:
         saved = {
             "config": to_dict(self.config), "validation": self.best, "network": self.network.state_dict(),
             "depth": self._depth,
         }  # fmt: skip
         folder.best.save(self.steps_done, saved)
-        save_predictions(folder.predictions_picture, poses, validation.labels)
+        save_predictions(folder.predictions_picture, poses, labels)
 
     def _train_mode(self) -> None:
         """Set train mode, also after a validation; a frozen encoder stays in eval mode."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -12,15 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from peclr_dali.errors import UserError
-from peclr_dali.models.pose import PoseNetwork
-from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import to_dict
-from peclr_dali.train.distributed.world import World, described_world
-from peclr_dali.train.pose.inference import inference
-from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
-from peclr_dali.train.probe import canonical_batches, fit_ridge, poses_to_read
+from peclr_dali.train.config.pretraining import ProbeConfig
+from peclr_dali.train.distributed.world import described_world
+from peclr_dali.train.pose.labels import labels_to_learn
+from peclr_dali.train.probe import fit_ridge, of_canonical_views
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.train.trainer import set_threads
@@ -28,8 +28,8 @@ from peclr_dali.train.weights import start_pose_network
 
 log = logging.getLogger(__name__)
 
-ALPHA = 100.0
-"""Weight of the squared coefficients of standardised features, as in `ProbeConfig.ridge`."""
+ALPHA = ProbeConfig.ridge
+"""Weight of the squared coefficients of standardised features: the default of the probe's."""
 
 
 def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
@@ -66,7 +66,18 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         network = start_pose_network(config.encoder, config.pose, config.geometry.side_px).network
         network = network.to(world.device).eval()
         folder.claim(config, 0)
-        features, targets = _features_and_targets(network, index, labels, config, world)
+
+        def read(batch: Batch) -> Sequence[Tensor]:
+            view = batch.views[0]
+            true = labels.of_view(view, batch.samples[:, 0], config.pose, torch.float64)
+            depth = true.relative_depth if labels.in_metres else torch.zeros_like(true.relative_depth)
+            # As a linear head of `PoseNetwork` gives them: x and y in sides of the view, from its middle.
+            wanted = torch.cat([true.keypoints_px / config.geometry.side_px - 0.5, depth[..., None]], dim=2)
+            return network.features(view.image).double(), wanted.flatten(1)
+
+        with progress_bar("reading features") as progress:
+            rows = np.arange(len(index))
+            _, (features, targets) = of_canonical_views(read, index, rows, config, world, progress)
         known = targets.isfinite().all(dim=1)
         if not known.any():
             raise UserError(f"{index.root} ({index.name}): no image has all its labels: use another source")
@@ -78,21 +89,3 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         folder.checkpoints.save(1, saved)
         log.info("%s: head fitted to %d of %d images", folder.root, int(known.sum()), len(index))
     return folder
-
-
-def _features_and_targets(
-    network: PoseNetwork, index: Index, labels: PoseLabels, config: FinetuneConfig, world: World
-) -> tuple[Tensor, Tensor]:
-    """Features (N, D) of the canonical views of all images, and what the head should give, (N, 3 K); float64."""
-    features, targets = [], []
-    with inference(world.device), progress_bar("reading features") as progress:
-        for batch, kept in canonical_batches(index, np.arange(len(index)), config, world):
-            view = batch.views[0]
-            true = labels.of_view(view, batch.samples[:, 0], config.pose, torch.float64)
-            wanted = poses_to_read(true, config.geometry.side_px)
-            if not labels.in_metres:
-                wanted[..., 2] = 0
-            targets.append(wanted.flatten(1).cpu()[kept])
-            features.append(network.features(view.image).double().cpu()[kept])
-            progress(min(int(batch.positions[-1]) + 1, len(index)), len(index))
-    return torch.cat(features), torch.cat(targets)

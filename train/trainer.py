@@ -6,16 +6,16 @@ import gc
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from peclr_dali.errors import UserError, in_one_line
+from peclr_dali.errors import AnotherRankFailed, MachineError, UserError, in_one_line
 from peclr_dali.machine import available_cores
 from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
@@ -31,11 +31,12 @@ from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpoint import BackgroundWriter, load_checkpoint
 from peclr_dali.train.runs.folder import Resume, RunFolder
-from peclr_dali.train.runs.meter import Meter, profiled
+from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.runs.pictures import save_views
 from peclr_dali.train.steps.training_state import N, R, Result, TrainingState
 
 log = logging.getLogger(__name__)
+B = TypeVar("B")
 
 
 class Task(TrainingState[N, R]):
@@ -183,9 +184,21 @@ class Trainer:
             StopSignals() as stop,
             BackgroundWriter(folder.checkpoints, lambda: task.draw(folder)) as writer,
             Meter(config, folder, task, world, writer, task.title) as meter,
-            profiled(folder, config.run.profile_steps if world.is_main else 0, world.device) as step_done,
         ):
-            for batch in steps_of_all_ranks(world, stop, writer.check, meter.timed(loader)):
+
+            def save() -> None:
+                if world.is_main and task.steps_done > 0:
+                    state = {**about, **task.state_dict(), "bad_files": bad_files.state_dict()}
+                    writer.save(task.steps_done, state)
+
+            def save_at_once() -> None:
+                if world.is_main and task.weights_are_finite():
+                    save()
+                    writer.finish()
+                    log.info("saved after step %d; --resume auto continues there", task.steps_done)
+
+            batches = steps_of_all_ranks(world, stop, writer.check, meter.timed(loader))
+            for batch in before_an_error(save_at_once, batches):
                 if world.is_main and task.steps_done == 0:
                     save_views(folder.views_picture, batch, index)
 
@@ -206,28 +219,29 @@ class Trainer:
                     world.barrier()
                 loss = None
                 if log_now or save_now:
-                    loss = on_all_ranks(world, partial(self._finite_loss, result, done, meter.lr))
+                    loss = on_all_ranks(world, partial(self._checked_loss, result, done, meter.lr))
                     bad_files.sum_ranks(loader.quarantine.reasons)
                 too_many = (log_now or save_now) and bad_files.too_many
                 meter.after_step(batch, result, loss if log_now else None)
-                if task.validation_due and world.device.type == "cuda":
-                    # Else the pause would begin before the GPU has finished the steps, and they would seem shorter.
-                    torch.cuda.current_stream(world.device).synchronize()
-                with meter.paused():
-                    step_done()
-                    if task.validation_due:
+                if task.validation_due:
+                    if world.device.type == "cuda":
+                        # Else the pause would begin before the GPU has finished the steps, and they would seem shorter.
+                        torch.cuda.current_stream(world.device).synchronize()
+                    with meter.paused():
                         meter.validated(task.validate(folder))
                 if save_now or too_many:
                     on_all_ranks(world, partial(self._require_finite_weights, task))
-                    if world.is_main:
-                        writer.save(done, {**about, **task.state_dict(), "bad_files": bad_files.state_dict()})
+                    save()
                 if last or stopping or too_many:
                     on_all_ranks(world, writer.finish)
                     on_all_ranks(world, partial(bad_files.require_few, done))
                 if stopping and not last:
                     raise Interrupted(stop.signal_number, done, folder.root)
 
-    def _finite_loss(self, result: Result, step: int, lr: float) -> float:
+    def _checked_loss(self, result: Result, step: int, lr: float) -> float:
+        """The loss, if it is finite and the run's folder is still there."""
+        if self.world.is_main and not self.folder.config_file.exists():
+            raise MachineError(f"run.out = {self.folder.root} was removed or cannot be reached: stopped at step {step}")
         loss = result.loss.item()  # waits for the device
         if not math.isfinite(loss):  # the same on all ranks
             raise self._diverged(f"the loss is {loss}", step, lr)
@@ -243,6 +257,15 @@ class Trainer:
             f"{what} at step {step}, learning rate {lr:.3g}; the last good checkpoint is "
             f"{self.folder.checkpoints.latest() or 'none'}. Lower optim.lr or raise optim.warmup_epochs"
         )
+
+
+def before_an_error(act: Callable[[], None], batches: Iterable[B]) -> Iterator[B]:
+    """Pass batches on. If there is none because of an error of all ranks, such as of many bad files, act before it."""
+    try:
+        yield from batches
+    except (UserError, AnotherRankFailed):
+        act()
+        raise
 
 
 def _require_same_configuration(world: World, config: object) -> None:

@@ -25,7 +25,7 @@ from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.models.weights import encoder_state, is_safetensors, load_strictly
 from peclr_dali.parsing import or_shipped
 from peclr_dali.skeleton import HAND
-from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, random_views
+from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint, write_checkpoint
 from peclr_dali.writing import refuse_inputs, whole_file, write_bytes
 
@@ -82,35 +82,27 @@ def _is_checkpoint(path: Path) -> bool:
     return isinstance(content, dict) and {"format", "config", "network"} <= content.keys()
 
 
-_EXPECTED = "published weights, or a checkpoint of the authors' pre-training"
+_EXPECTED = "a published pose network of PeCLR"
 
 
 def convert(source: Path, out: Path) -> str:
-    """Convert weights of the authors.
+    """Convert a pose network of the authors to a checkpoint that `evaluate`, `predict` and `export` take as a run.
 
-    An encoder (published, or in a Lightning checkpoint) becomes a file for `encoder.weights`, of a name that ends in
-    .pth or .safetensors. A published pose network becomes a checkpoint, .pth, that `evaluate`, `predict` and `export`
-    take as a run. Returns a line about the written file.
+    Their encoders need no conversion: `encoder.weights` reads them. Returns a line about the written file.
 
     Raises:
-        UserError: `source` is of another kind or does not fit, or `out` is `source` or cannot be written.
+        UserError: `source` is of another kind or does not fit, or `out` is `source`, or does not end in .pth.
     """
-    require_ending(out, ".pth", ".safetensors")
+    require_ending(out, ".pth")
     refuse_inputs(out, [source])
     state = weights.with_named_children(weights.read_weights(source, key="SOURCE", expected=_EXPECTED))
     name = weights.resnet_name(state)
-    if name is None:
-        first = next(iter(state), "nothing")
-        raise UserError(f"{source} holds no known ResNet (its first tensor is {first}): expected {_EXPECTED}")
-    encoder = make_encoder(name)
-    if not any("zroot_ref." in key for key in state):
-        encoder.load_weights(state, str(source), name)
-        save_tensors(encoder.library_state_dict(), out, {})
-        return f"{out}: {name}, torchvision's names, without fc; for encoder.weights"
-    require_ending(out, ".pth")
+    if name is None or not any("zroot_ref." in key for key in state):
+        found = f"a {name}, which encoder.weights reads as it is" if name else next(iter(state), "nothing")
+        raise UserError(f"{source} holds {found}: expected {_EXPECTED}")
     state = weights.encoder_state(state, ["backend_model.conv1.weight"], str(source))  # all of it, without a prefix
     pose = PoseConfig(first_keypoint="palm")
-    network = PoseNetwork(encoder, pose)
+    network = PoseNetwork(make_encoder(name), pose)
     model = f"the authors' pose network on a {name}"
     try:
         weights.load_strictly(network, weights.pose_from_published(state), origin=str(source), model=model)
@@ -201,6 +193,15 @@ def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str])
     else:
         with whole_file(out) as file:
             torch.save(content, file)
+
+
+def random_views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Random pictures (count, 3, S, S), and camera matrices (count, 3, 3) as of views: rotated and off centre."""
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randint(0, 256, (count, 3, side_px, side_px), generator=generator, dtype=torch.uint8)
+    intrinsics = side_px * (3 * torch.eye(3) + torch.rand(count, 3, 3, generator=generator))
+    intrinsics[:, 2] = torch.tensor([0.0, 0.0, 1.0])
+    return image, intrinsics
 
 
 class PoseOnnx(nn.Module):

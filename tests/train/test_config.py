@@ -204,7 +204,7 @@ def test_a_range_upside_down_is_refused(kind: type[Config | FinetuneConfig]) -> 
 
 
 def test_a_pose_is_not_learnt_from_flipped_views() -> None:
-    with pytest.raises(UserError, match=r"geometry\.flip_probability.*views that are not flipped"):
+    with pytest.raises(UserError, match=r"geometry: flip_probability.*views that are not flipped"):
         load_config(FinetuneConfig, [], ["geometry.flip_probability=0.5"])
 
 

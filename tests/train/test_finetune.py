@@ -26,7 +26,7 @@ from peclr_dali.train.evaluation.errors import evaluation_constants
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.pose_run import Validation, load_pose_run, validate
+from peclr_dali.train.pose.pose_run import load_pose_run, validate
 from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint
 from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.weights import export_network, start_pose_network
@@ -86,7 +86,7 @@ def test_a_run_folder_holds_all_its_files(uninterrupted: RunFolder) -> None:
 def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterrupted: RunFolder) -> None:
     run = load_pose_run(uninterrupted.root)
     index = load_index(config_of(hands, uninterrupted.root, "data.split=val").data)
-    figures, poses = validate(run.network, Validation(index, PoseLabels.of(index)), run.config, World())
+    figures, poses = validate(run.network, index, PoseLabels.of(index), run.config, World())
     row = min(uninterrupted.read_validations(), key=lambda row: float(row["pa_epe_cm"]))
     assert figures == pytest.approx({name: row[name] for name in figures}, rel=1e-6)
     constants = evaluation_constants(index, PoseLabels.of(index))
@@ -189,12 +189,12 @@ def test_it_learns_the_hands_that_it_sees(hands: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     config = config_of(hands, tmp_path / "learnt", *settings)
     index = load_index(config.data)
-    validation = Validation(index, PoseLabels.of(index))
+    held_out = index, PoseLabels.of(index)
     torch.manual_seed(0)
-    before, _ = validate(start_pose_network(config.encoder, config.pose).network, validation, config, World())
+    before, _ = validate(start_pose_network(config.encoder, config.pose).network, *held_out, config, World())
     folder = finetune(config)
     assert folder.read_validations() == []  # nothing is held out of split "all"
-    after, _ = validate(load_pose_run(folder.root).network, validation, config, World())
+    after, _ = validate(load_pose_run(folder.root).network, *held_out, config, World())
     assert after["pa_epe_cm"] < 0.6 * before["pa_epe_cm"]
     assert after["epe_px"] < 0.4 * before["epe_px"]
     assert after["epe_cm"] < 0.8 * before["epe_cm"]  # the distance to the camera is learnt last

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,7 @@ from peclr_dali.models.network import ContrastiveNetwork, build_network
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World, described_world, joined
-from peclr_dali.train.evaluation.errors import constant_pose_errors
 from peclr_dali.train.pose.inference import canonical_loader
-from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.metrics import pose_tables
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.probe import Probe, build_probe, fit_ridge, probed_rows
 from peclr_dali.train.runs.folder import RunFolder
@@ -75,7 +73,7 @@ def test_the_closed_form_equals_scikit_learn(count: int, features: int, alpha: f
 
 
 def test_figures_equal_those_of_scikit_learn_on_the_same_features(hands: Path, tmp_path: Path) -> None:
-    """The images, the split and the 3D hands are taken from the labels anew, without the probe."""
+    """The images, the split and the keypoints are taken from the labels anew, without the probe."""
     config = config_of(hands, tmp_path / "run", "probe.every_epochs=100")
     index = load_index(config.data)
     rows, fitted = probed_rows(index, config)
@@ -87,31 +85,16 @@ def test_figures_equal_those_of_scikit_learn_on_the_same_features(hands: Path, t
             single = network.eval().encoder(network.normalize(next(iter(loader)).views[0].image))
         np.testing.assert_allclose(single[0].numpy(), features[place], rtol=0, atol=1e-5)
 
-    labels = PoseLabels.of(index)
+    assert index.keypoints_px is not None
     box = index.box_px[rows].astype(np.float64)[:, None]
-    view = (labels.keypoints_px[rows] - box[..., :2]) / box[..., 2:] + 0.5  # a canonical view is its box, in sides
-    joints_m, scale_m = labels.joints[rows].astype(np.float64), labels.scale_m[rows, None].astype(np.float64)
-    depth = (joints_m[..., 2] - joints_m[:, :1, 2]) / scale_m
-    targets = np.concatenate([view.reshape(len(rows), -1), depth], axis=1)
+    view = (index.keypoints_px[rows] - box[..., :2]) / box[..., 2:]  # a canonical view is its box, in sides
     measured = ~fitted
-    model = make_pipeline(StandardScaler(), Ridge(3.0)).fit(features[fitted], targets[fitted])
-    read = model.predict(features[measured])
-
-    read_view, true_view = read[:, :42].reshape(-1, 21, 2), view[measured]
-    assert figures["epe_px_of_224"] == pytest.approx(
-        224 * np.linalg.norm(read_view - true_view, axis=2).mean(), rel=1e-6
-    )
-    read_px = (read_view - 0.5) * box[measured, :, 2:] + box[measured, :, :2]
-    camera = labels.intrinsics[rows][measured].astype(np.float64)
-    rays = np.concatenate([read_px, np.ones_like(read_px[..., :1])], axis=2) @ np.linalg.inv(camera).transpose(0, 2, 1)
-    read_m = rays * (read[:, 42:] * scale_m[measured] + joints_m[measured, :1, 2])[..., None]
-    aligned_cm = pose_tables(read_m, joints_m[measured])["pa_epe_cm"].mean()
-    assert figures["pa_epe_cm"] == pytest.approx(aligned_cm, rel=1e-6)
-
+    model = make_pipeline(StandardScaler(), Ridge(3.0)).fit(features[fitted], view[fitted].reshape(-1, 42))
+    read = model.predict(features[measured]).reshape(-1, 21, 2)
+    wanted = 224 * np.linalg.norm(read - view[measured], axis=2).mean()
+    assert figures["epe_px_of_224"] == pytest.approx(wanted, rel=1e-6)
     apart = np.linalg.norm(view[measured] - view[fitted].mean(axis=0), axis=2).mean()
     assert figures["constant_epe_px_of_224"] == pytest.approx(224 * apart, rel=1e-5)
-    rigid = constant_pose_errors(joints_m[fitted], joints_m[measured])["rigid_pose"]
-    assert figures["constant_pa_epe_cm"] == pytest.approx(rigid["pa_epe_cm"], rel=1e-4)
 
 
 def test_poses_are_not_split_and_the_images_are_a_sixteenth_of_what_is_trained_on(hands: Path, tmp_path: Path) -> None:
@@ -177,7 +160,7 @@ def test_the_network_is_left_as_it_was(hands: Path, tmp_path: Path) -> None:
     assert all(parameter.grad is None for parameter in network.parameters())
     torch.nn.init.constant_(next(network.encoder.parameters()), math.nan)
     figures = probe.figures(network, None)
-    assert [name for name, value in figures.items() if math.isnan(value)] == ["epe_px_of_224", "pa_epe_cm"]
+    assert [name for name, value in figures.items() if math.isnan(value)] == ["epe_px_of_224"]
 
 
 def test_an_image_that_cannot_be_read_is_left_out(hands: Path, tmp_path: Path) -> None:
@@ -187,29 +170,22 @@ def test_an_image_that_cannot_be_read_is_left_out(hands: Path, tmp_path: Path) -
     index = load_index(config.data)
     rows, fitted = probed_rows(index, config)
     index.path(int(rows[3])).write_bytes(b"no picture")
-    others = np.setdiff1d(np.arange(len(index)), rows)
-    index.targets["xyz_m"][others] = np.nan  # the substitute may be any image, also one whose depths are not known
+    assert index.keypoints_px is not None
+    index.keypoints_px[np.setdiff1d(np.arange(len(index)), rows)] = np.nan  # those of a substitute may be unknown
     probe = Probe(index, rows, fitted, config, World())
     assert np.flatnonzero(~(probe._fitted | probe._measured).numpy()).tolist() == [3]
     assert all(math.isfinite(value) for value in probe.figures(seeded_network(config), None).values())
 
 
-@pytest.mark.parametrize("known", ["2D", "nothing"])
-def test_images_without_depth_or_without_keypoints(
-    known: str, hands: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_without_keypoints_there_is_no_probe_and_a_line_says_so(
+    hands: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config_of(hands, tmp_path / "run", "probe.every_epochs=100")
     index = load_index(config.data)
-    index.targets.clear()
-    if known == "nothing":
-        assert index.keypoints_px is not None
-        index.keypoints_px[:] = np.nan
-    with caplog.at_level("INFO"):
-        probe = build_probe(index, config, World())
-    if probe is None:
-        assert known == "nothing"
+    assert index.keypoints_px is not None
+    index.keypoints_px[:] = np.nan
+    for unknown in (index, replace(index, keypoints_px=None)):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            assert build_probe(unknown, config, World()) is None
         assert f"no probe: 0 of the {len(index)} images" in caplog.text
-        return
-    figures = probe.figures(seeded_network(config), None)
-    assert math.isfinite(figures["epe_px_of_224"])
-    assert math.isnan(figures["pa_epe_cm"])

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.distributed.interrupt import Interrupted, StopSignals
 from peclr_dali.train.finetune import Finetuning, finetune
 from peclr_dali.train.pretrain import Pretraining, pretrain
 from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.steps.training_state import Result, TrainingState
+from tests.command_line import as_options, run_cli
 from tests.train import tiny_hands, tiny_run
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -72,3 +78,61 @@ def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def at_step(number: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Act during a step of pre-training."""
+    step = Pretraining.step
+
+    def stepped(self: Pretraining, batch: Batch) -> Result:
+        if self.steps_done == number:
+            act()
+        return step(self, batch)
+
+    monkeypatch.setattr(Pretraining, "step", stepped)
+
+
+def test_a_run_whose_images_disappear_is_saved_and_goes_on_when_they_are_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network's disk. It becomes what an undisturbed run becomes."""
+    tiny_run.write_images(tmp_path / "images")
+    rare = ("run.log_every=100", "run.checkpoint_every=100", "pipelines.batch=12", "pipelines.ahead=1")
+    wanted = pretrain(tiny_run.config_of(tmp_path / "images", tmp_path / "undisturbed", *rare))
+    config = tiny_run.config_of(tmp_path / "images", tmp_path / "run", *rare)
+    with monkeypatch.context() as patch:
+        at_step(3, lambda: (tmp_path / "images").rename(tmp_path / "away"), patch)
+        with pytest.raises(UserError, match="64 images drawn in a row cannot be used"):
+            pretrain(config)
+    (saved,) = RunFolder(tmp_path / "run", keep=3).checkpoints.paths()
+    assert 3 < int(saved.stem.removeprefix("step_")) < tiny_run.STEPS
+    (tmp_path / "away").rename(tmp_path / "images")
+    pretrain(config, "auto")
+    for name, value in tiny_run.final_weights(wanted.root).items():
+        assert torch.equal(tiny_run.final_weights(tmp_path / "run")[name], value)
+
+
+@pytest.mark.usefixtures("logging_set_back")
+def test_a_run_without_its_folder_ends_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_run.write_images(tmp_path / "images")
+    at_step(5, lambda: shutil.rmtree(tmp_path / "run"), monkeypatch)
+    settings = tiny_run.settings(tmp_path / "images", tmp_path / "run", "run.checkpoint_every=100")
+    capsys.readouterr()
+    assert run_cli("pretrain", *as_options(settings)) == 1
+    assert f"error: run.out = {tmp_path / 'run'} was removed" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_behind_stderr_ends_no_run(tmp_path: Path) -> None:
+    tiny_run.write_images(tmp_path / "images")
+    words = as_options(tiny_run.settings(tmp_path / "images", tmp_path / "run"))
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, tiny_run.CLI, "pretrain", *words],
+            cwd=tiny_run.ROOT, env={**os.environ, "PYTHONPATH": str(tiny_run.ROOT)}, stderr=full, check=False,
+        )  # fmt: skip
+    assert len(tiny_run.rows_of(tmp_path / "run")) == 6
+    assert tiny_run.final_weights(tmp_path / "run")
+    assert done.returncode == 0

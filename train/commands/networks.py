@@ -33,6 +33,13 @@ from peclr_dali.train.commands.options import COUNT, FILE, PATH, config_options,
     "--freihand-submission", "submission", is_flag=True, help="Write pred.json and pred.zip for FreiHAND's leaderboard."
 )
 @click.option("--proper-rotation", is_flag=True, help="Align by rotations only; FreiHAND's script allows reflections.")
+@click.option(
+    "--groups",
+    default=None,
+    metavar="N|PATTERN",
+    help="Images that depend on each other, for the intervals: stretches of N in order, or those in whose names a "
+    "regular expression finds the same text, such as '^(.*)/'.  [default: the data's, such as FreiHAND's poses]",
+)
 @click.option("--worst", default=24, show_default=True, type=COUNT, help="Number of poses in worst.png.")
 def evaluate(
     run: Path, files: Sequence[Path], overrides: Sequence[str], data: str | None, submission: bool, **options: Any
@@ -48,8 +55,9 @@ def evaluate(
     RUN is a folder or a checkpoint. The metrics are EPE, AUC, PA-EPE, PA-AUC, 2D EPE and PCK; without depths in the
     labels, only the last two. It measures on the images that the run held out, or on all images of a part that is not
     split (data.part=evaluation). -c and --set change the run's configuration. The results are metrics.json, poses.csv
-    with a row per pose, pck.png and worst.png. Intervals are bootstrapped over images and do not include the variation
-    between training runs. --freihand-submission measures the evaluation part in two passes.
+    with a row per pose, pck.png and worst.png. Intervals are over groups of images: of the bootstrap, of fewer than 20
+    groups Student's t, and of fewer than 3 there is none. They do not include the variation between training runs.
+    Frames of a film are alike, so give --groups. --freihand-submission measures the evaluation part in two passes.
     """
     from rich.console import Console
 
@@ -184,14 +192,13 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
 @click.argument("source", type=PATH)
 @click.argument("out", type=FILE)
 def convert(source: Path, out: Path) -> None:
-    """Convert weights of PeCLR's authors to this project's format.
+    """Convert a pose network of PeCLR's authors to a checkpoint.
 
     \b
-      python cli.py convert peclr_rn50_yt3dh_fh.pth encoder.safetensors
       python cli.py convert rn50_peclr_yt3d-fh_pt_fh_ft.pth pose.pth
 
-    Names and shapes are checked. No code in the file is run. A published pose network becomes a checkpoint that
-    evaluate, predict and export take as a run.
+    evaluate, predict and export take it as a run. Names and shapes are checked. No code in the file is run. Encoders
+    of the authors need no conversion: finetune --from reads them.
     """
     from peclr_dali.train.runs.log import configure_logging
     from peclr_dali.train.weights import convert as run

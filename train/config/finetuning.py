@@ -7,19 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import STRICT, Count, Epochs, Factor, Fraction, NotNegative, Positive
+from peclr_dali.bounds import STRICT, Count, Epochs, NotNegative, Positive
 from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
-from peclr_dali.pipelines.views.appearance import Ordered, Range
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.train.config.pretraining import OneOrMore, RunConfig, StepsConfig
-
-
-@dataclass(frozen=True, config=STRICT)
-class FinetuneRunConfig(RunConfig):
-    """The run's folder and what is written there. Attributes as in `RunConfig`."""
-
-    out: str = "runs/finetune"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -38,29 +30,6 @@ class FinetuneDataConfig(DataConfig):
         if value != "self":
             raise ValueError("a pose is learnt from single views; pairs of images are for pre-training")
         return value
-
-
-@dataclass(frozen=True, config=STRICT)
-class FinetuneGeometryConfig(GeometryConfig):
-    """Random affine map of a view (paper, supplement, "Supervised fine-tuning"). Attributes as in `GeometryConfig`."""
-
-    rotation_deg: Range = (-90.0, 90.0)
-    translation_frac: Fraction = 20 / 128
-    scale: Annotated[tuple[Factor, Factor], Ordered] = (0.7, 1.3)
-
-    @field_validator("flip_probability")
-    @classmethod
-    def _not_flipped(cls, value: float) -> float:
-        if value > 0:  # labels are not exchanged, left for right, as those of a mirrored sample are
-            raise ValueError("a pose is learnt from views that are not flipped; flips are for pre-training")
-        return value
-
-
-@dataclass(frozen=True, config=STRICT)
-class FinetuneColourConfig(ColourConfig):
-    """Colour jitter, by default none: the paper has none in fine-tuning. Attributes as in `ColourConfig`."""
-
-    jitter: Literal["hsv", "none"] = "none"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -126,12 +95,16 @@ class ValidationConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class FinetuneConfig:
-    """All of a fine-tuning run, one attribute per table of the TOML file; in `data` one or several."""
+    """All of a fine-tuning run, one attribute per table of the TOML file; in `data` one or several.
 
-    run: FinetuneRunConfig = FinetuneRunConfig()
+    The ranges of the geometry are the paper's (supplement, "Supervised fine-tuning"), which has no colour jitter there.
+    `load_config` gives keys that a table leaves out the defaults of this class, not those of the table's own class.
+    """
+
+    run: RunConfig = RunConfig(out="runs/finetune")
     data: Annotated[tuple[FinetuneDataConfig, ...], OneOrMore, Field(min_length=1)] = (FinetuneDataConfig(),)
-    geometry: FinetuneGeometryConfig = FinetuneGeometryConfig()
-    colour: FinetuneColourConfig = FinetuneColourConfig()
+    geometry: GeometryConfig = GeometryConfig(rotation_deg=(-90.0, 90.0), translation_frac=20 / 128, scale=(0.7, 1.3))
+    colour: ColourConfig = ColourConfig(jitter="none")
     pipelines: PipelinesConfig = PipelinesConfig()
     encoder: EncoderConfig = EncoderConfig()
     pose: PoseConfig = PoseConfig()
@@ -139,6 +112,13 @@ class FinetuneConfig:
     optim: FinetuneOptimConfig = FinetuneOptimConfig()
     train: Annotated[FinetuneTrainConfig, Field(validate_default=True)] = FinetuneTrainConfig()
     validation: ValidationConfig = ValidationConfig()
+
+    @field_validator("geometry")
+    @classmethod
+    def _not_flipped(cls, value: GeometryConfig) -> GeometryConfig:
+        if value.flip_probability > 0:  # labels are not exchanged, left for right, as those of a mirrored sample are
+            raise ValueError("flip_probability > 0, and a pose is learnt from views that are not flipped")
+        return value
 
     @field_validator("train")
     @classmethod

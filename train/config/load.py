@@ -24,7 +24,6 @@ FREE_ON_RESUME = (
     "run.log_samples",
     "run.rank_timeout_s",
     "run.tensorboard",
-    "run.profile_steps",
     "data.root",
     "data.max_bad_share",
     "data.regressor",
@@ -120,14 +119,14 @@ def load_config(
         files: TOML files, or names of shipped ones, such as "peclr_rn50".
         overrides: "table.key=value". The value is written as in TOML; any other text is taken as a string. With several
             tables [[data]], "data.0.key=value" changes the first one; with one, "data.key=value" does.
-        base: tables that the files override, as from `to_dict`; none by default.
+        base: tables that the files override, as from `to_dict`; by default those of `kind`.
 
     Raises:
         UserError: a file cannot be read, a key is unknown, or a value has a wrong type or is out of range.
     """
     layers: list[Layer] = [(str(file), read_toml(file)) for file in files]
     layers += [(f"--set {override}", _parse_override(override)) for override in overrides]
-    values: dict[str, Any] = {"data": [{}], **copy.deepcopy(dict(base or {}))}
+    values = copy.deepcopy(dict(base or to_dict(kind())))
     for origin, tables in layers:
         _merge(values, tables, origin)
     try:
@@ -204,9 +203,6 @@ def _explain(kind: type[Any], error: ValidationError, layers: Sequence[Layer]) -
         return f"{where}unknown key {key}: {_suggestion(without_numbers(key), known)}"
     message = first["msg"].removeprefix("Value error, ")
     found = "" if isinstance(value, Mapping) or dataclasses.is_dataclass(value) else f" = {value!r:.200}"
-    if first["type"] == "literal_error":
-        near = difflib.get_close_matches(str(value), first["ctx"]["expected"].split("'"), 1)
-        message += "".join(f"; did you mean {one}?" for one in near)
     return f"{where}{key}{found}: {message[0].lower()}{message[1:]}"
 
 

@@ -30,8 +30,6 @@ class RunConfig:
         rank_timeout_s: the run ends if a rank keeps the others waiting for this number of seconds; the message names
             the rank.
         tensorboard: also write the figures for TensorBoard.
-        profile_steps: optimiser steps of which torch's profiler writes a trace, once in a run, after five steps of
-            warm-up; 0 records none.
     """
 
     out: str = "runs/pretrain"
@@ -42,7 +40,6 @@ class RunConfig:
     log_samples: bool = False
     rank_timeout_s: Timeout = 600.0
     tensorboard: bool = True
-    profile_steps: Annotated[int, Field(ge=0, le=100)] = 0
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -105,7 +102,6 @@ class OptimConfig:
         clip: let LARS lower the learning rate of a tensor, but not raise it.
         eps: added to the denominator of LARS.
         lars: tensors that LARS scales: "all", or "weights": no biases and no norm parameters.
-        backend: the inner Adam: torch's, fused, or "apex": NVIDIA apex's FusedAdam, if it is installed.
         decay_exempt: parameters without weight decay. "paper": all biases and norm parameters. "upstream": parameters
             with "bias" or "bn" in their names in the authors' code; the norm weights of stem, downsampling and
             projector then decay.
@@ -119,7 +115,6 @@ class OptimConfig:
     clip: bool = True
     eps: NotNegative = 1e-8
     lars: Literal["all", "weights"] = "all"
-    backend: Literal["torch", "apex"] = "torch"
     decay_exempt: Literal["paper", "upstream"] = "paper"
     warmup_epochs: Epochs = 10.0
 

@@ -1,18 +1,17 @@
 """A network's errors on the images of an evaluation, and those of constant predictions beside them.
 
-The constants of an evaluation are fitted to the labels that are measured, which favours them; those of the probe to the
-labels that it is fitted to. A network that is not clearly better has learnt nothing from the pictures.
+The constants are fitted to the labels that are measured, which favours them. A network that is not clearly better has
+learnt nothing from the pictures.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,6 @@ from peclr_dali.train.pose.metrics import (
     in_one_place,
     mean_over_samples,
     metric_of,
-    paired_difference,
     pixel_errors,
     pose_tables,
     relative_pixel_errors,
@@ -52,14 +50,14 @@ class Evaluation:
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
-        """The metrics with their bootstrap intervals over samples."""
+        """The metrics with their intervals over the groups of the index."""
         return confidence_intervals(self.errors.tables, groups=self.index.group)
 
     def minus(self, other: Evaluation) -> dict[str, Interval]:
         """Difference of the metrics on the samples measured for both, with intervals."""
         ours, theirs = self.errors.tables, other.errors.tables
-        ours, theirs = ({name: one[name] for name in ours if name in theirs} for one in (ours, theirs))
-        return paired_difference(ours, theirs, groups=self.index.group)
+        differences = {name: ours[name] - theirs[name] for name in ours if name in theirs}
+        return confidence_intervals(differences, groups=self.index.group)
 
     def worst(self, count: int) -> npt.NDArray[np.int64]:
         """Rows of the samples with the largest errors after alignment, the worst first."""
@@ -71,34 +69,22 @@ class Evaluation:
 def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[str]) -> FinetuneConfig:
     """Configuration of the images to measure on: those that the run held out, unless files and overrides change it.
 
-    If a part or source is not split, all its images are used, unless a split is set.
+    Parts and sources that are not split are used whole.
 
     Raises:
         UserError: as in `load_config`, or a key of the network is changed.
     """
-    config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(run.config))
-    whole = [one.part == "evaluation" or one.source == "dexter_object" for one in config.data]
-    config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(run.config, whole))
+    tables = to_dict(run.config)
+    for source in tables["data"]:
+        source |= {"label_fraction": 1.0, "split": "val" if source["split"] == "train" else source["split"]}
+    config = load_config(FinetuneConfig, files, overrides, base=tables)
     for name in ("encoder.name", "pose", "geometry.side_px"):
         now, was = (attrgetter(name)(each) for each in (config, run.config))
         if now != was:
             raise UserError(f"{name} belongs to the network of {run.path} and cannot be changed: leave it out")
-    return config
-
-
-def _of_held_out(config: FinetuneConfig, whole: Sequence[bool] = ()) -> dict[str, Any]:
-    """A run's configuration as tables, on the images that it held out, with all their labels.
-
-    `whole`: for each source, whether it is not split. Files may replace the sources, so there may be more or fewer.
-    """
-    tables = to_dict(config)
-    for number, source in enumerate(tables["data"]):
-        source["label_fraction"] = 1.0
-        if number < len(whole) and whole[number]:
-            source["split"] = "all"
-        elif source["split"] == "train":
-            source["split"] = "val"
-    return tables
+    whole = [one.part == "evaluation" or one.source == "dexter_object" for one in config.data]
+    data = (replace(one, split="all") if all_ else one for one, all_ in zip(config.data, whole, strict=True))
+    return replace(config, data=tuple(data))
 
 
 def measure(
@@ -134,10 +120,8 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
     A source that the network was trained on has its own margin there; others have that of the first.
     """
     margins = {(one.source, one.root): one.box_margin for one in run.config.data}
-    sources = tuple(
-        dataclasses.replace(one, box_margin=margins.get((one.source, one.root), run.box_margin)) for one in config.data
-    )
-    return dataclasses.replace(
+    sources = tuple(replace(one, box_margin=margins.get((one.source, one.root), run.box_margin)) for one in config.data)
+    return replace(
         config,
         data=sources,
         geometry=run.config.geometry,
@@ -171,9 +155,8 @@ def evaluation_constants(index: Index, labels: PoseLabels) -> dict[str, dict[str
     if known_px.any():
         error_px = pixel_errors(placed_px, labels.keypoints_px, valid=known_px)
         found["mean_keypoints"] = {"epe_px": metric_of(error_px)}
-    joints_m = labels.joints.astype(np.float64)
-    if labels.in_metres and len(_poses_of_some_size(joints_m)):
-        found |= constant_pose_errors(joints_m, joints_m)
+    if labels.in_metres:
+        found |= constant_pose_errors(labels.joints.astype(np.float64))
     return found
 
 
@@ -190,36 +173,27 @@ def mean_keypoints_px(labels: PoseLabels, box_px: npt.NDArray[np.float32]) -> Fl
     return np.asarray(mean * turned * side_px + box_px[:, None, :2])
 
 
-def constant_pose_errors(known_m: Floats, measured_m: Floats) -> dict[str, dict[str, float]]:
+def constant_pose_errors(poses_m: Floats) -> dict[str, dict[str, float]]:
     """EPE and AUC of the mean of the joints in the camera's frame; PA-EPE and PA-AUC of one rigid pose.
 
     The rigid pose is the mean of the poses after alignment to each other; the metric aligns it to each pose.
 
     Args:
-        known_m: (N, K, 3) poses whose mean is taken, in metres. Labels that are a single point, or not finite, are left
-            out.
-        measured_m: (M, K, 3) poses to measure on, in metres, with the same exception.
-
-    Raises:
-        UserError: no pose is left.
+        poses_m: (N, K, 3) in metres. Labels that are a single point, or not finite, are left out; of none, the result
+            is empty.
     """
-    known_m, measured_m = (_poses_of_some_size(poses_m) for poses_m in (known_m, measured_m))
-    if not (len(known_m) and len(measured_m)):
-        raise UserError("all labels are a single point or not finite: expected poses. Use another dataset")
-    rigid_m = known_m[0]
+    known: npt.NDArray[np.bool_] = np.asarray(np.isfinite(poses_m).all(axis=2))
+    poses_m = poses_m[known.all(axis=1) & ~in_one_place(poses_m, known)]
+    if not len(poses_m):
+        return {}
+    rigid_m = poses_m[0]
     for _ in range(_ALIGNMENTS):
-        rigid_m = align(known_m, np.broadcast_to(rigid_m, known_m.shape)).mean(axis=0)
-    poses = {
-        "mean_joints": (known_m.mean(axis=0), ("epe_cm", "auc")),
-        "rigid_pose": (rigid_m, ("pa_epe_cm", "pa_auc")),
-    }
+        rigid_m = align(poses_m, np.broadcast_to(rigid_m, poses_m.shape)).mean(axis=0)
     errors = {}
-    for name, (pose_m, metrics) in poses.items():
-        tables = pose_tables(np.broadcast_to(pose_m, measured_m.shape), measured_m)
+    for name, pose_m, metrics in (
+        ("mean_joints", poses_m.mean(axis=0), ("epe_cm", "auc")),
+        ("rigid_pose", rigid_m, ("pa_epe_cm", "pa_auc")),
+    ):
+        tables = pose_tables(np.broadcast_to(pose_m, poses_m.shape), poses_m)
         errors[name] = {metric: metric_of(tables[metric]) for metric in metrics}
     return errors
-
-
-def _poses_of_some_size(poses_m: Floats) -> Floats:
-    known: npt.NDArray[np.bool_] = np.asarray(np.isfinite(poses_m).all(axis=2))
-    return poses_m[known.all(axis=1) & ~in_one_place(poses_m, known)]

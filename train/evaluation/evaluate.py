@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from peclr_dali.train.evaluation.errors import (
 from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from peclr_dali.train.pose.inference import Progress, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
+from peclr_dali.train.pose.metrics import LEAST_GROUPS
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS
 from peclr_dali.writing import write_text
@@ -60,6 +62,7 @@ def evaluate(
     worst: int,
     submission: bool,
     proper_rotation: bool,
+    groups: str | None = None,
     progress: Progress | None = None,
 ) -> Evaluated:
     """Measure a fine-tuned network, and write results and pictures.
@@ -70,6 +73,7 @@ def evaluate(
         out: folder for the results; by default "evaluation" in the run's folder.
         compare: another run to measure on the same images.
         crop: crop by the data's boxes, or without boxes in the authors' two passes.
+        groups: groups for the intervals, see `grouped`; by default those of the data, such as FreiHAND's poses.
 
     Raises:
         UserError: a run, the data or the folder cannot be used.
@@ -79,8 +83,13 @@ def evaluate(
     config = evaluation_config(run, files, overrides)
     world = single_process(config.train.device)
     index = load_index(config.data)
+    index = index if groups is None else grouped(index, groups)
     labels = PoseLabels.of(index)
-    _require_measurable(index, labels, submission=submission)
+    if not submission and not labels.labelled:
+        raise UserError(
+            f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part, or draw "
+            "its poses with 'predict'"
+        )
     folder = _folder(out, source)
     estimate = partial(_ESTIMATES[crop], world=world)
     poses = estimate(run.network, index, labels.intrinsics, config, progress=progress)
@@ -89,6 +98,8 @@ def evaluate(
         log.warning("the images have no labels, so nothing is measured")
         return Evaluated([], written)
 
+    if (count := len(np.unique(index.groups))) < LEAST_GROUPS:
+        log.warning("no intervals: the images are %d groups, expected at least %d", count, LEAST_GROUPS)
     for one in runs:
         if trained_on(one, config):
             log.warning("%s was trained on some or all of these images", one.path)
@@ -97,7 +108,11 @@ def evaluate(
     )
     evaluation = measure(run, config, index, labels, poses, proper_rotation=proper_rotation)
     rows = evaluation.worst(worst)
-    content = {**results(evaluation), "worst": report.of_poses(evaluation, rows.tolist())}
+    content = {
+        **results(evaluation),
+        "groups": groups or "of the data",
+        "worst": report.of_poses(evaluation, rows.tolist()),
+    }
     tables = [report.table_of(_title(evaluation), evaluation.intervals, constants=content["constants"])]
     shown = {_name(run): content}
     for other in runs[1:]:
@@ -124,18 +139,26 @@ def evaluate(
     return Evaluated(tables, written + results_files)
 
 
-def _require_measurable(index: Index, labels: PoseLabels, *, submission: bool) -> None:
-    """Check that the images have what is measured, or what a submission needs."""
-    if not submission and not labels.labelled:
-        raise UserError(
-            f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part, or draw "
-            "its poses with 'predict'"
-        )
-    if submission and not (labels.has_camera.all() and np.isfinite(labels.scale_m).all()):
-        raise UserError(
-            f"{index.root} ({index.name}) lacks camera matrices or scales, and a submission is in metres: add "
-            "evaluation_K.json and evaluation_scale.json"
-        )
+def grouped(index: Index, groups: str) -> Index:
+    """The index with other groups: stretches of N images in their order, or images with the same text in their names.
+
+    Args:
+        groups: the number N; or a regular expression, whose parentheses, or else the whole of it, hold that text.
+
+    Raises:
+        UserError: it is neither, or the expression is not found in a name.
+    """
+    try:
+        if groups.isdecimal():
+            keys = [str(row // int(groups)) for row in range(len(index))]
+        else:
+            found = map(re.compile(groups).search, index.paths)
+            keys = ["" if match is None else str(match.groups() or [match[0]]) for match in found]
+    except (re.error, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"--groups {groups}: {error}; expected a number of images or a regular expression") from error
+    if "" in keys:
+        raise UserError(f"--groups {groups}: not found in the name {index.paths[keys.index('')]}")
+    return dataclasses.replace(index, group=np.unique(keys, return_inverse=True)[1])
 
 
 def _title(evaluation: Evaluation) -> str:
@@ -148,10 +171,7 @@ def _title(evaluation: Evaluation) -> str:
 def _folder(out: Path | None, source: Path) -> Path:
     folder = out or (source if source.is_dir() else source.parent) / "evaluation"
     require_results_of("evaluate", folder, RESULTS, lambda found: found["checkpoint"])
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be made ({error.strerror}): name another folder with --out") from error
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

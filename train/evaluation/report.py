@@ -76,7 +76,6 @@ def results(
         "alignment": "proper rotations" if proper_rotation else "reflections allowed, as FreiHAND's script",
         "images": len(evaluation.index),
         "left_out": evaluation.errors.left_out,
-        "predicted_as_one_point": evaluation.errors.single_points,
         "poses": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},
         "metrics": intervals_for_json(evaluation.intervals),
         "confidence": 0.95,
@@ -124,7 +123,7 @@ def table_of(
     sign = "+" if signed else ""
     for name, interval in intervals.items():
         low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
-        limits = "none: only one pose" if np.isnan(interval.low) else f"{low} to {high}"
+        limits = "none: too few groups" if np.isnan(interval.low) else f"{low} to {high}"
         beside = [", ".join(constants_in_words(constants, name))] if constants else []
         table.add_row(METRICS[name].title_and_unit, f"{interval.value:{sign}.3f}", limits, *beside)
     return table

@@ -142,14 +142,14 @@ def _read(index: Index, row: int) -> Image | None:
 def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> tuple[Path, Path]:
     """Write pred.json for FreiHAND's evaluation, with joints in metres, and pred.zip for the leaderboard.
 
-    A missing hand is a `UserError`, since the leaderboard needs every image.
+    A missing hand, camera or scale is a `UserError`, since the leaderboard needs every image.
     """
     joints_m = poses.joints * labels.scale_m[:, None, None].astype(np.float64)
-    missing = np.flatnonzero(~np.isfinite(joints_m).all(axis=(1, 2)))
+    missing = np.flatnonzero(~(np.isfinite(joints_m).all(axis=(1, 2)) & labels.has_camera))
     if len(missing):
         raise UserError(
-            f"no hand for {len(missing)} of {len(joints_m)} images, the first is image {missing[0]}: the "
-            "leaderboard needs every image, so mend the files"
+            f"no hand for {len(missing)} of {len(joints_m)} images, the first is image {missing[0]}: its file, its "
+            "camera matrix or its scale is missing. The leaderboard needs every image"
         )
     vertices = [[0.0, 0.0, 0.0]] * 778  # vertices of MANO; only the mesh's metrics use them
     content = [joints_m.tolist(), [vertices] * len(joints_m)]

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtrit
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -25,6 +26,10 @@ PCK_SHARES: Final = (0.1, 0.2)
 """Distances of PCK, as shares of the hand's size in the picture."""
 LEAST_KEYPOINTS_TO_ALIGN: Final = 3
 """Smallest number of keypoints for an alignment; with fewer, a similarity transform fits any pose."""
+LEAST_GROUPS: Final = 3
+"""Smallest number of groups for a confidence interval."""
+FEW_GROUPS: Final = 20
+"""Below this number of groups, intervals are Student's."""
 _EPSILON: Final = 1e-8  # added to divisors, as in FreiHAND's script
 
 
@@ -187,13 +192,15 @@ def confidence_intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """Bootstrap intervals (percentiles) of metrics, by resampling poses.
+    """Intervals of metrics over groups of poses: of the bootstrap (percentiles), or of few groups Student's t.
 
-    They do not include the variation between training runs, which needs several seeds. With a single group there is no
-    interval, since all resamples are the same.
+    They do not include the variation between training runs, which needs several seeds. Of `FEW_GROUPS`, the bootstrap's
+    intervals are too short: those of 95 % contain the truth in 77 % of cases for 4 groups, in 92 % for 16. With fewer
+    than `LEAST_GROUPS` there is no interval. Groups of several sizes count as fewer groups of one size.
 
     Args:
-        tables: (N, K) each, from `pose_tables`, or differences of two; NaN if a keypoint does not count.
+        tables: (N, K) each, from `pose_tables`; NaN if a keypoint does not count. For two networks on the same samples,
+            give the differences of their tables: the difficulty of a sample cancels in them.
         groups: (N,) group numbers. Samples that depend on each other, such as one pose before several backgrounds, have
             the same number and are drawn together. By default every sample is a group.
         confidence: share of the resamples inside the interval.
@@ -210,28 +217,28 @@ def confidence_intervals(
             drawn[name].append(_weighted_metric(table, weights))
     intervals = {}
     for name, table in tables.items():
-        values = np.concatenate(drawn[name])
-        values = values[~np.isnan(values)]
-        groups_of_table = len(np.unique(members[~np.isnan(table).all(axis=1)]))
-        low, high = np.percentile(values, [tail, 100 - tail]) if groups_of_table > 1 else (np.nan, np.nan)
-        intervals[name] = Interval(metric_of(table), float(low), float(high))
+        value, low, high = metric_of(table), np.nan, np.nan
+        sizes = np.unique(members[~np.isnan(table).all(axis=1)], return_counts=True)[1]
+        number = sizes.sum() ** 2 / max(1, (sizes**2).sum())  # groups of one size that tell as much (Kish 1965)
+        if number >= FEW_GROUPS:
+            low, high = np.nanpercentile(np.concatenate(drawn[name]), [tail, 100 - tail])
+        elif len(sizes) >= LEAST_GROUPS:
+            reach = stdtrit(number - 1, 1 - tail / 100) * _standard_error(table, members, number)
+            low, high = value - reach, value + reach
+        intervals[name] = Interval(value, float(low), float(high))
     return intervals
 
 
-def paired_difference(
-    tables: Mapping[str, Floats], other: Mapping[str, Floats], *, groups: npt.ArrayLike | None = None
-) -> dict[str, Interval]:
-    """Difference of the metrics of two runs on the same samples, with intervals as in `confidence_intervals`.
+def _standard_error(table: Floats, members: npt.NDArray[np.int64], number: float) -> float:
+    """Standard error of the metric of a table (N, K) over a number of groups; `members` (N,) says which.
 
-    The difficulty of a sample cancels in the difference, so smaller differences can be detected than with two
-    intervals.
-
-    Args:
-        tables: (N, K) each, of the first run.
-        other: tables of the other run, with the same names and the same samples row by row.
-        groups: as in `confidence_intervals`.
+    For groups of one size it is that of the groups' means. Else a group counts by its part of the metric's sum.
     """
-    return confidence_intervals({name: table - other[name] for name, table in tables.items()}, groups=groups)
+    known = ~np.isnan(table)
+    counts = known.sum(axis=0)
+    apart = np.where(known, table - mean_over_samples(table), 0)[:, counts > 0] / counts[counts > 0]
+    parts = np.bincount(members, weights=apart.mean(axis=1))  # of each group; their sum is 0
+    return float(np.sqrt(number / (number - 1) * (parts**2).sum()))
 
 
 def mean_over_samples(table: Floats) -> Floats:

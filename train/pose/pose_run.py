@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -59,8 +58,7 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
         device: device of the network; by default the CPU.
 
     Raises:
-        UserError: there is no checkpoint, it cannot be read, it is not from fine-tuning, or it gives NaN for a picture
-            of noise.
+        UserError: there is no checkpoint, it cannot be read, or it is not from fine-tuning.
     """
     expected = "the folder of a fine-tuning run, with best/ or checkpoints/ in it, or a checkpoint"
     path = find_checkpoint(source, expected)
@@ -78,11 +76,7 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     network = PoseNetwork(make_encoder(config.encoder.name, config.geometry.side_px), config.pose)
     load_strictly(network, saved["network"], origin=str(path), model="its configuration")
     place = device or torch.device("cpu")
-    network = network.float().to(place).eval()
-    with torch.inference_mode():
-        views = (one.to(place) for one in random_views(1, config.geometry.side_px, seed=0))
-        require_finite(path, network(*views).keypoints_px)
-    return PoseRun(path, saved["step"], config, network, saved.get("depth", True))
+    return PoseRun(path, saved["step"], config, network.float().to(place).eval(), saved.get("depth", True))
 
 
 def require_finite(path: Path, keypoints_px: Tensor) -> None:
@@ -91,41 +85,20 @@ def require_finite(path: Path, keypoints_px: Tensor) -> None:
         raise UserError(f"{path}: gives keypoints that are NaN or infinite; use another checkpoint")
 
 
-def random_views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Random pictures (count, 3, S, S), and camera matrices (count, 3, 3) as of views: rotated and off centre."""
-    generator = torch.Generator().manual_seed(seed)
-    image = torch.randint(0, 256, (count, 3, side_px, side_px), generator=generator, dtype=torch.uint8)
-    turn = torch.rand(count, generator=generator) * 2 * torch.pi
-    focal_px = side_px * (2 + 3 * torch.rand(count, generator=generator))
-    intrinsics = torch.eye(3).repeat(count, 1, 1)
-    intrinsics[:, 0, 0] = intrinsics[:, 1, 1] = focal_px * turn.cos()
-    intrinsics[:, 1, 0], intrinsics[:, 0, 1] = focal_px * turn.sin(), -focal_px * turn.sin()
-    intrinsics[:, :2, 2] = side_px * (0.3 + 0.4 * torch.rand(count, 2, generator=generator))
-    return image, intrinsics
-
-
 SHOWN = 12
 """Number of poses in predictions.png."""
 
 
-@dataclass(frozen=True)
-class Validation:
-    """Held-out images and their labels."""
-
-    index: Index
-    labels: PoseLabels
-
-
-def load_validation(config: FinetuneConfig) -> Validation | None:
-    """Load the validation split of the training sources; None if the run holds out no images."""
+def load_validation(config: FinetuneConfig) -> tuple[Index, PoseLabels] | None:
+    """The validation split of the training sources and its labels; None if the run holds out no images."""
     if config.validation.every_epochs == 0 or any(source.split != "train" for source in config.data):
         return None
     index = load_index([dataclasses.replace(source, split="val", label_fraction=1.0) for source in config.data])
-    return Validation(index, labels_to_learn(index))
+    return index, labels_to_learn(index)
 
 
 def validate(
-    network: PoseNetwork, validation: Validation, config: FinetuneConfig, world: World
+    network: PoseNetwork, index: Index, labels: PoseLabels, config: FinetuneConfig, world: World
 ) -> tuple[dict[str, float], Poses]:
     """Compute the network's metrics. It is set to eval mode and left there. All ranks get the same result.
 
@@ -133,8 +106,7 @@ def validate(
         The metrics: EPE and PA-EPE in cm, AUC and PA-AUC, 2D EPE in pixels of the source; NaN if not measurable, as in
         3D for labels without depth. And the poses. A substitute is measured in place of an unreadable image.
     """
-    labels = validation.labels
-    poses = estimate_poses(network, validation.index, labels.intrinsics, config, world, keep_images=SHOWN)
+    poses = estimate_poses(network, index, labels.intrinsics, config, world, keep_images=SHOWN)
     errors = errors_of(poses, labels[poses.samples])
     figures = dict.fromkeys(("epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"), math.nan)
     return figures | {name: metric_of(table) for name, table in errors.tables.items() if name in figures}, poses

@@ -76,7 +76,7 @@ class BadFiles:
                 of = "" if len(self._limits) == 1 else f"{number}."
                 raise UserError(
                     f"{share:.2%} of the images drawn from {self._names[number]} up to step {step} cannot be used, "
-                    f"more than data.{of}max_bad_share = {limit:g}: {self._summary(number)}, listed in {self._file}. "
+                    f"more than data.{of}max_bad_share = {limit:g}; {self._file} says which and why. "
                     f"The run is saved. Mend the data and start a new run; or list the bad files with 'python cli.py "
                     f"check-data' and start a new run with data.{of}bad_list; or raise the limit and go on with "
                     f"--resume auto"
@@ -102,11 +102,3 @@ class BadFiles:
         bad = np.bincount(self._source(rows), weights=times, minlength=len(self._ends))
         shares: list[float] = (bad / np.maximum(1, bad + self._total_used)).tolist()
         return shares
-
-    def _summary(self, source: int) -> str:
-        """The most frequent reasons, with an example for each, and the number of bad files."""
-        here = [row for row in sorted(self._total_met) if self._source(np.array(row)) == source]
-        files = Counter(self._total_met[row][0] for row in here)
-        example = {self._total_met[row][0]: self._index.path(row) for row in reversed(here)}
-        shown = [f"{count} x {reason} ({example[reason]})" for reason, count in files.most_common(3)]
-        return f"{'; '.join(shown)}. {len(here)} in all"

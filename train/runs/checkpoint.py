@@ -72,23 +72,23 @@ class Checkpoints:
         Raises:
             UserError: there are checkpoints, but all are damaged. Starting anew would lose work without asking.
         """
-        paths = self.paths()
-        while paths:
+        damaged: list[Path] = []
+        for path in reversed(self.paths()):
             try:
-                load_checkpoint(paths[-1])
-                break
+                load_checkpoint(path)
             except DamagedCheckpoint:
-                paths.pop()
-        damaged = self.paths()[len(paths) :]
-        if damaged and not paths:
+                damaged.append(path)
+                continue
+            for torn in damaged:
+                log.warning("%s is incomplete or damaged: using %s instead", torn, path.name)
+                torn.rename(torn.with_suffix(".torn"))
+            return path
+        if damaged:
             raise UserError(
-                f"{self.folder} holds no usable checkpoint: {damaged[-1]} and all others are damaged, or not "
+                f"{self.folder} holds no usable checkpoint: {damaged[0]} and all others are damaged, or not "
                 f"checkpoints. Restore one of them, or start a new run with --set run.out=..."
             )
-        for path in damaged:
-            log.warning("%s is incomplete or damaged: using %s instead", path, paths[-1].name)
-            path.rename(path.with_suffix(".torn"))
-        return paths[-1] if paths else None
+        return None
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Write the state after `step` steps. A crash or an OSError does not change the older checkpoints."""
@@ -220,7 +220,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         state = _load_safetensors(path) if is_safetensors(path) else _load_archive(path)
-    except (UserError, MemoryError):
+    except MemoryError:
         raise
     except Exception as error:  # of many kinds; torch's messages advise running the file's code
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of a place that a damaged archive names
@@ -229,7 +229,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} is damaged, or not a checkpoint of this project: expected a whole file that training wrote. Name "
             f"another one, such as one in the folder checkpoints/ of the same run"
         ) from error
-    return _checked(path, state)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        missing = {f"format {FORMAT}"}
+    else:
+        missing = {"step", "config", "network"} - state.keys() or {"encoder", "geometry"} - state["config"].keys()
+    if missing:
+        raise UserError(
+            f"{path} is not a checkpoint of this project: it has no {min(missing)}. Expected a file that training wrote"
+        )
+    require_finite(state["network"], str(path))
+    return dict(state)
 
 
 def _load_archive(path: Path) -> Any:
@@ -251,24 +260,5 @@ def _load_archive(path: Path) -> Any:
 def _load_safetensors(path: Path) -> Any:
     """The content of a network's file; its metadata hold everything but the tensors."""
     with safetensors.safe_open(path, framework="pt") as file:
-        metadata = (file.metadata() or {}).get(METADATA_KEY)
-        if metadata is None:
-            raise _foreign(path, "it holds tensors without a run's configuration")
-        state = dict(parse_json(metadata))
-        network = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    return {**state, "network": network}
-
-
-def _checked(path: Path, state: Any) -> dict[str, Any]:
-    """What a checkpoint's file holds, if that is a checkpoint; else a `UserError`."""
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise _foreign(path, f"it has no format {FORMAT}")
-    parts = {"step", "config", "network"} - state.keys() or {"encoder", "geometry"} - state["config"].keys()
-    if parts:
-        raise _foreign(path, f"it has no {min(parts)}")
-    require_finite(state["network"], str(path))
-    return state
-
-
-def _foreign(path: Path, found: str) -> UserError:
-    return UserError(f"{path} is not a checkpoint of this project: {found}. Expected a file that training wrote")
+        about = dict(parse_json((file.metadata() or {}).get(METADATA_KEY, "{}")))
+        return {**about, "network": {key: file.get_tensor(key) for key in file.keys()}}  # noqa: SIM118

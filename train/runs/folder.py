@@ -9,7 +9,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -47,21 +47,18 @@ class RunFolder:
         self.views_picture = root / "views.png"
         self.loss_picture = root / "loss.png"
         self.predictions_picture = root / "predictions.png"
-        self.profile_file = root / "profile.txt"
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder for this process: rank 0, from before `check` until the run has ended.
 
         The kernel releases the lock when the process ends, even if it is killed; a lock file that is left behind locks
-        nothing. Between hosts it works if the shared file system supports locks, as NFS does. A missing folder is made,
-        and removed again if it is still empty at the end.
+        nothing. Between hosts it works if the shared file system supports locks, as NFS does. A missing folder is made.
 
         Raises:
             UserError: another process holds the folder.
             OSError: it cannot be made or written to.
         """
-        made = [path for path in (self.root, *self.root.parents) if not path.exists()]
         self.root.mkdir(parents=True, exist_ok=True)
         file = self.root / LOCK
         lock = FileLock(file, blocking=False)
@@ -76,11 +73,8 @@ class RunFolder:
             file.write_text(f"process {os.getpid()} on {platform.node()} since {time.strftime('%F %T %Z')}\n")
             yield
         finally:
-            file.unlink()  # before the release, or it could be the next holder's file
+            file.unlink(missing_ok=True)  # before the release, or it could be the next holder's file
             lock.release()
-            with suppress(OSError):  # it is not empty
-                for path in made:
-                    path.rmdir()
 
     def check(self, config: Config | FinetuneConfig, resume: Resume) -> Path | None:
         """The checkpoint to resume from, or None to start.
@@ -124,7 +118,7 @@ class RunFolder:
                 write_text(file, "".join(f"{json.dumps(row)}\n" for row in kept))
         if step == 0:
             pictures = (self.views_picture, self.loss_picture, self.predictions_picture)
-            for file in (*pictures, self.quarantine_file, self.profile_file):
+            for file in (*pictures, self.quarantine_file):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
             if step == 0:
@@ -169,17 +163,15 @@ def versions() -> dict[str, str]:
 def _commit() -> str:
     """The checkout's commit, marked if files other than the rows of measurements have changed; or the release."""
     checkout = PACKAGE.parent
-    if not (checkout / ".git").exists():  # installed, perhaps below somebody else's checkout
-        with suppress(PackageNotFoundError):  # a checkout from a ZIP
-            return version("peclr-dali")
-        return "unknown"
 
     def git(*words: str) -> str:
         return subprocess.check_output(["git", *words], cwd=checkout, stderr=subprocess.DEVNULL, text=True, timeout=10)
 
     try:
+        if not (checkout / ".git").exists():  # installed, perhaps below somebody else's checkout
+            return version("peclr-dali")
         commit = git("rev-parse", "--short=12", "HEAD").strip()
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)bench/results")
         return f"{commit}-dirty" if changed else commit
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, PackageNotFoundError):
         return "unknown"

@@ -6,7 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -15,6 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from peclr_dali.errors import OneLine
 
 console = Console(stderr=True, soft_wrap=True)
+
+
+def print_line(text: str) -> None:
+    """Print a line about a run. If it cannot be printed, as on a full disk behind stderr, the run goes on."""
+    with suppress(OSError):
+        console.print(text, highlight=False)
 
 
 def configure_logging() -> None:

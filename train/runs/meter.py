@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader import Loader
@@ -21,10 +18,9 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.runs.checkpoint import BackgroundWriter
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.runs.log import console
+from peclr_dali.train.runs.log import console, print_line
 from peclr_dali.train.steps.stopwatch import Stopwatch
 from peclr_dali.train.steps.training_state import Result, TrainingState
-from peclr_dali.writing import write_text
 
 AnyConfig: TypeAlias = Config | FinetuneConfig
 State: TypeAlias = TrainingState[Any, Any]
@@ -167,7 +163,7 @@ class RunLog:
         self._progress.update(self._task, status=status)
         if not console.is_terminal:
             minutes, seconds = divmod(round(row["eta_s"]), 60)
-            console.print(f"step {row['step']}/{self._total}  {status}  ETA {minutes}:{seconds:02}", highlight=False)
+            print_line(f"step {row['step']}/{self._total}  {status}  ETA {minutes}:{seconds:02}")
 
     def write_validation(self, row: Mapping[str, float]) -> None:
         """Write a row of validation.jsonl, and print its errors beside those of a constant prediction, if known."""
@@ -180,38 +176,10 @@ class RunLog:
             if not math.isnan(row.get(key, math.nan)):
                 constant = row.get(f"constant_{key}")
                 shown.append(f"{name} {row[key]:.2f} {unit}" + (f" (a constant: {constant:.2f})" if constant else ""))
-        console.print(f"step {row['step']}/{self._total}  held out: {', '.join(shown)}", highlight=False)
+        print_line(f"step {row['step']}/{self._total}  held out: {', '.join(shown)}")
 
     def _plot(self, row: Mapping[str, float], prefix: str = "") -> None:
         """Add a point to TensorBoard's curve of each name."""
         if self._board is not None:
             for name in row.keys() - {"step"}:
                 self._board.add_scalar(prefix + name, row[name], int(row["step"]))
-
-
-_WARM_UP = 5
-"""Steps before those that are profiled."""
-
-
-@contextmanager
-def profiled(folder: RunFolder, steps: int, device: torch.device) -> Iterator[Callable[[], None]]:
-    """Yield a function to call after each step. It records `steps` steps after the warm-up; 0: none.
-
-    trace.json.gz is for chrome://tracing or Perfetto; profile.txt is a table of the operators that took longest. If the
-    run ends earlier, they have the steps recorded so far.
-    """
-    if steps == 0:
-        yield lambda: None
-        return
-
-    def write(recorded: profile) -> None:
-        if recorded.step_num > _WARM_UP:
-            recorded.export_chrome_trace(str(folder.root / "trace.json.gz"))
-            table = recorded.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=40)
-            write_text(folder.profile_file, f"{table}\n")
-
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else it prints an error without a GPU, which it always looks for
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    plan = schedule(wait=_WARM_UP - 1, warmup=1, active=steps, repeat=1)
-    with profile(activities=activities, schedule=plan, on_trace_ready=write, acc_events=True) as recording:
-        yield recording.step

@@ -3,7 +3,6 @@ import dataclasses
 import itertools
 import json
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
-from peclr_dali.pipelines.samples.index import Bytes, Index, Store
+from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
-from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate
+from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate, grouped
 from peclr_dali.train.evaluation.two_pass_crop import _view, crops_around, estimate_in_two_passes
 from peclr_dali.train.pose.inference import Poses, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
@@ -137,7 +136,6 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
         "label is one point": 2,
         "prediction is not finite": 1,
     }
-    assert found.errors.single_points == 1
     tables = found.errors.tables
     for row in (2, 5, 7, 12, 13):
         assert all(np.isnan(table[row]).all() for table in tables.values())
@@ -152,7 +150,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
 
 def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -> None:
     other = tiny_hands.untrained_run(tmp_path / "other", f"data.root={hands}", seed=1)
-    done = call(run, tmp_path / "out", compare=other)
+    done = call(run, tmp_path / "out", compare=other, groups="1")  # the poses are two groups
     assert [file.name for file in done.files] == list(RESULTS)
     assert len(done.tables) == 2
     content = json.loads((tmp_path / "out" / "metrics.json").read_text())
@@ -165,8 +163,7 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
         "mean_keypoints": {"epe_px"}, "mean_joints": {"epe_cm", "auc"},
         "rigid_pose": {"pa_epe_cm", "pa_auc"},
     }  # fmt: skip
-    columns = [str(column.header) for column in done.tables[0].columns]
-    assert columns == ["metric", "value", "95 % interval", "constant predictions"]
+    assert content["groups"] == "1"
     assert len(content["per_keypoint"]["pa_epe_cm"]) == 21
     assert len(content["pck"]["aligned_m"]["share"]) == 100
     minus = content["comparison"]
@@ -182,6 +179,22 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
         picture = cv2.imread(str(tmp_path / "out" / name))
         assert picture is not None
         assert picture.std() > 10
+
+
+def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Stretches of frames, or what a pattern finds in the names, in place of the poses."""
+    names = [f"{film}/{frame:02}.jpg" for film in ("b", "a") for frame in range(5)]
+    index = Index("films", tmp_path, names, np.zeros((10, 3), np.float32))
+    stretches, films = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2], [1] * 5 + [0] * 5
+    for groups, wanted in (("4", stretches), ("^(.*)/", films), ("a/|b", films)):
+        assert grouped(index, groups).groups.tolist() == wanted
+    for groups, message in (("0", "expected a number"), ("(", "expected a number"), ("b/", "not found .* a/00")):
+        with pytest.raises(UserError, match=message):
+            grouped(index, groups)
+    call(run, tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert {entry["low"] for entry in content["metrics"].values()} == {None}
+    assert "no intervals: the images are 2 groups, expected at least 3" in caplog.messages
 
 
 def changed(run: Path, *, sources: int = 1, **data: Any) -> PoseRun:
@@ -205,12 +218,11 @@ def test_training_data_of_the_run_is_recognised(run: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["data.part=evaluation", "data.0.part=evaluation", "data.source=dexter_object"])
-def test_parts_that_are_not_split_are_used_whole_unless_a_split_is_set(setting: str, run: Path) -> None:
+def test_parts_that_are_not_split_are_used_whole(setting: str, run: Path) -> None:
     """The run's own split is of its training part, and nobody asked for it here."""
     loaded = load_pose_run(run)
-    for settings, split in (([setting], "all"), ([setting, "data.split=val"], "val")):
-        (found,) = evaluation_config(loaded, [], settings).data
-        assert found.split == split
+    (found,) = evaluation_config(loaded, [], [setting]).data
+    assert found.split == "all"
     two = evaluation_config(changed(run, sources=2), [], ["data.1.part=evaluation"]).data
     assert [source.split for source in two] == ["val", "all"]
 
@@ -245,7 +257,7 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
     with pytest.raises(UserError, match="has no poses to measure against"):
         call(run, tmp_path / "out", *settings)
     (root / "evaluation_scale.json").rename(root / "away.json")
-    with pytest.raises(UserError, match=r"lacks camera matrices or scales.*add evaluation_K\.json"):
+    with pytest.raises(UserError, match="no hand for 5 of 5 images, the first is image 0: its file, its camera"):
         call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
     (root / "away.json").rename(root / "evaluation_scale.json")
     (root / "evaluation" / "rgb" / "00000003.jpg").write_bytes(b"broken")
@@ -277,13 +289,6 @@ def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
         expected[:, 2] = side_px / 2 - scale * corners.mean(axis=1)
         np.testing.assert_allclose(poses.source_to_view_px[row], expected, atol=0.1 * scale)
     assert poses.images.shape == (2, side_px, side_px, 3)
-
-
-class Wide(Store):
-    """A store of one picture of 100 x 40 pixels."""
-
-    def read(self, rows: Sequence[int]) -> list[Bytes]:
-        return [cv2.imencode(".png", np.zeros((40, 100, 3), np.uint8))[1].tobytes()] * len(rows)
 
 
 def test_another_run_is_measured_with_views_as_in_its_training(run: Path) -> None:

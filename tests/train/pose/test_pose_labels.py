@@ -20,9 +20,8 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig
 from peclr_dali.pipelines.views.draws import draw_view
 from peclr_dali.skeleton import HAND
-from peclr_dali.train.config.finetuning import FinetuneGeometryConfig
-from peclr_dali.train.pose.inference import Poses
-from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn, with_true_root
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
 from tests.pipelines.harness import RENDERERS, make_views
 from tests.train.tiny_hands import random_hands_m
 
@@ -62,23 +61,6 @@ def centroids_px(image: Tensor) -> npt.NDArray[np.float64]:
     return np.asarray(moments / weight.sum(axis=(1, 2))[:, None])
 
 
-def test_with_the_true_root_only_the_distance_is_put_right(hands_m: npt.NDArray[np.float64]) -> None:
-    """Poses with right pixels and right depths relative to the root, at a wrong distance. One root has no label."""
-    known = PoseLabels.of(labelled(hands_m))
-    unit = known.scale_m[:, None, None].astype(np.float64)
-    joints = known.joints / unit
-    wrong = joints * ((joints[..., 2] + np.linspace(1, 5, COUNT)[:, None]) / joints[..., 2])[..., None]
-    true = known.joints.copy()
-    true[3, 9] = np.nan
-    poses = Poses(
-        np.arange(COUNT), known.keypoints_px.astype(np.float64), wrong, np.zeros(0, np.int64),
-        np.zeros((0, 8, 8, 3), np.uint8), np.zeros((COUNT, 2, 3)),
-    )  # fmt: skip
-    found = with_true_root(poses, replace(known, joints=true), 9).joints
-    np.testing.assert_allclose(np.delete(found, 3, axis=0), np.delete(joints, 3, axis=0), rtol=1e-6)
-    np.testing.assert_array_equal(found[3], wrong[3])
-
-
 @pytest.fixture(scope="module")
 def hands_m() -> npt.NDArray[np.float64]:
     return random_hands_m(np.random.default_rng(1), COUNT)
@@ -87,7 +69,7 @@ def hands_m() -> npt.NDArray[np.float64]:
 def augmented(renderer: Literal["dali", "cpu"], index: Index, keypoint: int) -> View:
     """Views of dots at one keypoint, over the ranges of fine-tuning; at 128 px the dots stay inside."""
     assert index.keypoints_px is not None
-    geometry = FinetuneGeometryConfig(scale=(0.7, 1.0))
+    geometry = replace(FinetuneConfig().geometry, scale=(0.7, 1.0))
     colour = ColourConfig(jitter="none")
     draws = draw_view(Augmentation(geometry, colour), seed=5, epoch=0, view=0, places=np.arange(COUNT))
     images = dot_images(index.keypoints_px[:, keypoint])

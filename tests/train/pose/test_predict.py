@@ -256,14 +256,8 @@ def test_a_network_of_finite_weights_that_gives_nan_writes_nothing(
     write_checkpoint(tmp_path / "step_0.pt", 0, {key: saved[key] for key in saved if key not in ("format", "step")})
     hand = save_hand(tmp_path / "hand.png")
     before = sorted(tmp_path.iterdir())
-    for command in (
-        ["predict", str(tmp_path / "step_0.pt"), str(hand), "--out", str(tmp_path / "out")],
-        ["evaluate", str(tmp_path / "step_0.pt"), "--out", str(tmp_path / "out")],
-        ["export", str(tmp_path / "step_0.pt"), "--onnx", str(tmp_path / "out.onnx")],
-        ["export", str(tmp_path / "step_0.pt"), "--pose", str(tmp_path / "out.safetensors")],
-    ):
-        assert run_cli(*command) == 2
-        assert "step_0.pt: gives keypoints that are NaN or infinite; use another" in capsys.readouterr().err
+    assert run_cli("predict", str(tmp_path / "step_0.pt"), str(hand), "--out", str(tmp_path / "out")) == 2
+    assert "step_0.pt: gives keypoints that are NaN or infinite; use another" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -125,7 +125,7 @@ def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
         assert bad_files.too_many is too_many
         if too_many:
             with pytest.raises(
-                UserError, match=r"10\.00% of .* untidy.*data\.1\.max_bad_share = 0\.01.* 1 in all, listed in"
+                UserError, match=r"10\.00% of .* untidy.*data\.1\.max_bad_share = 0\.01; .*quarantine\.jsonl says"
             ):
                 bad_files.require_few(7)
         else:

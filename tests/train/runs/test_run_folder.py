@@ -44,12 +44,6 @@ def test_a_second_process_learns_who_holds_the_lock_and_a_kill_releases_it(tmp_p
     assert [path.name for path in folder.root.iterdir()] == ["file"]
 
 
-def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), RunFolder(tmp_path / "a" / "b", keep=1).lock():
-        raise ZeroDivisionError
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rows_of_steps_that_are_repeated_and_a_half_written_one_are_removed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, keep=1)
     assert folder.read_metrics() == []
