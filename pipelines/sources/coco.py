@@ -15,7 +15,7 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, file_name, parse_json
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.box_check import spread, upright_sizes_px
+from peclr_dali.pipelines.samples.box_check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.label_files import coco_annotations, dataset_file
@@ -102,7 +102,7 @@ def _stored_name(root: Path, name: str) -> str:
 def _require_sizes(file: Path, index: Index, images: Sequence[dict[str, Any]]) -> None:
     """Raise a `UserError` if one of a few images has another size than the file says, as after resizing."""
     rows = spread(len(index), _LOOKED_AT)
-    for row, (height, width) in zip(rows.tolist(), upright_sizes_px(index, rows).tolist(), strict=True):
+    for row, (height, width) in zip(rows, image_sizes_px(index.read, rows).tolist(), strict=True):
         said = images[row].get("width"), images[row].get("height")
         if height and all(said) and said not in ((width, height), (height, width)):
             raise UserError(
