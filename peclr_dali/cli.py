@@ -21,7 +21,7 @@ import click
 from peclr_dali import __version__
 from peclr_dali.bench import commands as measurements
 from peclr_dali.errors import AnotherRankFailed, OneLine, UserError
-from peclr_dali.machine import keep_freed_memory
+from peclr_dali.machine import keep_freed_memory, without_main
 from peclr_dali.train.commands import data, networks, training
 from peclr_dali.train.commands.options import CALL, as_called, is_first_on_host, is_main_rank, say
 from peclr_dali.train.distributed.interrupt import Interrupted, stop_with_torchrun
@@ -63,7 +63,8 @@ class Commands(click.Group):
             sys.stdout.reconfigure(errors="backslashreplace")
         program = CALL.replace("python cli.py", "cli.py")
         try:
-            super().main(*args, **{"prog_name": program, **kwargs, "standalone_mode": False})
+            with without_main():
+                super().main(*args, **{"prog_name": program, **kwargs, "standalone_mode": False})
         except AnotherRankFailed:
             time.sleep(_REPORT_S)
             _leave(2)

@@ -152,7 +152,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "run.out is a file": (pretrain(out="{root}/a_file"), ["{root}/a_file: File exists", "Check the path"]),
     "run.out among the images": (
         pretrain(out="{root}/images/run"),
-        ["{root}/images/run is within data.root = {root}/images", "Name a folder outside"],
+        ["{root}/images/run is within {root}/images, whose images are read", "Name a place outside"],
     ),
     "resumed otherwise": (
         pretrain("loss.temperature=0.1", out="{root}/run", resume="auto"),
@@ -213,7 +213,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "report of no run": (["report", "{root}/empty"], ["{root}/empty is not a run's folder", "pretrain or finetune"]),
     "export into nowhere": (
         ["export", "{root}/run", "{root}/no/e.pth"],
-        ["{root}/no/e.pth: No such file or directory", "Check the path"],
+        ["{root}/no: no such folder", "Make it first"],
     ),
     "make-data into a used folder": (
         ["make-data", "{root}/notes"],

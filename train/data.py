@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -34,7 +35,6 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.subsets import write_bad_list
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.runs.pictures import save_views
-from peclr_dali.writing import refuse_existing, refuse_inputs
 
 DOES_NOT_DECODE: Final = "its compressed data does not decode"
 ENDS_THE_DECODER: Final = "ends the decoder's process, or keeps it busy for minutes"
@@ -76,7 +76,7 @@ def check_data(
 ) -> dict[str, str]:
     """Decode every image of an index, whole, with the decoder that a run uses. Write the list of the bad ones.
 
-    The decoder's process is forked from a fork server, so a script needs `if __name__ == "__main__"`.
+    The decoder's process is forked from a fork server, so a script that calls this needs `if __name__ == "__main__"`.
 
     Args:
         progress: called with (images done, images in all).
@@ -87,80 +87,61 @@ def check_data(
         path -> reason why the file cannot be used.
 
     Raises:
-        UserError: the list exists already, or the decoder does not start.
+        UserError: the decoder does not start.
     """
-    refuse_existing([out])  # before the work, which may take hours
     settings = choose_settings(index, pipelines, device, rows=len(index))
     row_of = {path: row for row, path in enumerate(index.paths)}  # an image with several hands has several rows
-    paths, size, done = list(row_of), settings.chunk_size, 0
+    paths, size = list(row_of), settings.chunk_size
     reasons: dict[str, str] = {}
+    work = partial(_in_time, decode, settings, limit_s)
 
-    def read(path: str) -> ImageFile | str:
+    def read(path: str) -> ImageFile | None:
         try:
             return check_image(index.read(row_of[path]))
         except OSError as error:
-            return error.strerror or str(error)
+            reasons[path] = error.strerror or str(error)
         except BadImage as error:
-            return str(error)
+            reasons[path] = str(error)
+        return None
 
-    work = partial(_in_time, decode, settings, limit_s)
-    with ThreadPoolExecutor(settings.threads) as pool, DecoderProcess(work) as process:
-        for chunk in (paths[first : first + size] for first in range(0, len(paths), size)):
-            files = dict(zip(chunk, pool.map(read, chunk), strict=True))
-            bad = process.faults({path: file for path, file in files.items() if isinstance(file, ImageFile)})
-            bad |= {path: reason for path, reason in files.items() if isinstance(reason, str)}
-            reasons |= {path: bad[path] for path in chunk if path in bad}
-            done += len(chunk)
-            progress(done, len(paths))
+    with ThreadPoolExecutor(settings.threads) as threads, ExitStack() as started:
+        process = started.enter_context(_start_decoder(work))
+        for first in range(0, len(paths), size):
+            chunk = paths[first : first + size]
+            files = {path: file for path, file in zip(chunk, threads.map(read, chunk), strict=True) if file is not None}
+            todo = [list(files)]
+            while todo:
+                some = todo.pop()
+                try:
+                    good = process.submit(work, [files[path] for path in some]).result()
+                except BrokenProcessPool:
+                    process = started.enter_context(_start_decoder(work))
+                    half = len(some) // 2
+                    if half:
+                        todo += [some[:half], some[half:]]
+                    else:
+                        reasons[some[0]] = ENDS_THE_DECODER
+                else:
+                    reasons |= {path: DOES_NOT_DECODE for path, decodes in zip(some, good, strict=True) if not decodes}
+            progress(first + len(chunk), len(paths))
+    reasons = {path: reasons[path] for path in paths if path in reasons}
     write_bad_list(out, reasons)
     return reasons
 
 
-class DecoderProcess:
-    """A process that decodes, replaced by a new one when it ends.
-
-    Raises:
-        UserError: it does not start.
-    """
-
-    def __init__(self, work: Callable[[Sequence[ImageFile]], Sequence[bool]]) -> None:
-        self._work, self._pool = work, _started(work)
-
-    def __enter__(self) -> DecoderProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
-    def faults(self, files: dict[str, ImageFile]) -> dict[str, str]:
-        """Decode files by path. Returns path -> reason for those that cannot be used."""
-        if not files:
-            return {}
-        paths = list(files)
-        try:
-            good = self._pool.submit(self._work, list(files.values())).result()
-            return {path: DOES_NOT_DECODE for path, decodes in zip(paths, good, strict=True) if not decodes}
-        except BrokenProcessPool:
-            self._pool = _started(self._work)
-        if len(files) == 1:
-            return {paths[0]: ENDS_THE_DECODER}
-        halves = paths[: len(paths) // 2], paths[len(paths) // 2 :]
-        first, second = (self.faults({path: files[path] for path in half}) for half in halves)
-        return first | second
-
-
-def _started(work: Callable[[Sequence[ImageFile]], Sequence[bool]]) -> ProcessPoolExecutor:
+def _start_decoder(work: Callable[[Sequence[ImageFile]], Sequence[bool]]) -> ProcessPoolExecutor:
+    """A process that does `work`. One that does not start is a `UserError`."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__])
+    context.set_forkserver_preload([__name__])
     try:
-        pool = ProcessPoolExecutor(1, context, _start)
+        pool = ProcessPoolExecutor(1, context, _prepare)
         pool.submit(work, []).result()
     except (BrokenProcessPool, EOFError, OSError) as error:
         raise UserError(f"The decoder's process does not start ({error}). Is memory short?") from error
     return pool
 
 
-def _start() -> None:
+def _prepare() -> None:
     """Prepare the decoder's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -176,16 +157,10 @@ def _in_time(decode: Decode, settings: Settings, limit_s: int, files: Sequence[I
 
 
 def preview(config: Config, out: Path, *, samples: int) -> None:
-    """Draw the views of the first samples of a run, on the CPU."""
+    """Draw the views of the first samples of a run, on the CPU, to a .png or .jpg."""
     if out.suffix.lower() not in (".png", ".jpg"):
         raise UserError(f"{out}: expected a name that ends in .png or .jpg")
-    if not out.parent.is_dir():
-        raise UserError(f"{out.parent}: no such folder. Make it first")
     index = load_index(config.data)
-    if index.store is None:
-        names = (out.name, Path(os.path.realpath(out)).name)  # a link replaces what it points to
-        same_name = (row for row, path in enumerate(index.paths) if path.endswith(names))
-        refuse_inputs(out, map(index.path, same_name))
     count = min(samples, len(index))
     batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
     order = build_order(index, batch=batch, seed=config.run.seed)

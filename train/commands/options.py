@@ -59,6 +59,11 @@ def run_options(command: F) -> F:
     return out(resume(printing(command)))
 
 
+def force_option(command: F) -> F:
+    """Add `--force`."""
+    return click.option("--force", is_flag=True, help="Replace files that are there already.")(command)
+
+
 def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
     """The pre-training configuration from the values of `config_options`."""
     from peclr_dali.train.config.load import load_config

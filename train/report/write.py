@@ -15,6 +15,9 @@ from peclr_dali.train.report.contents import Run, measured, read_runs
 from peclr_dali.train.report.galleries import neighbours
 from peclr_dali.writing import write_text
 
+_GENERATOR = b'<meta name="generator" content="peclr-dali report">'
+"""Marks the pages."""
+
 
 def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = None, title: str | None = None) -> None:
     """Write a page about runs: metrics, curves, views, predictions and the worst poses, in one .html file.
@@ -57,6 +60,11 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
         fingers=[(name, f"rgb{colour}") for name, (_, colour) in zip(FINGERS, HAND.limbs, strict=True)],
     )
     write_text(out, page)
+
+
+def is_report(file: Path) -> bool:
+    """Whether a file is a page of `write_report`."""
+    return file.is_file() and _GENERATOR in file.read_bytes()[:500]
 
 
 def _title(runs: Sequence[Run]) -> str:
