@@ -1,7 +1,7 @@
 """A look at data before training: `check-data` decodes every image and lists the bad ones, `views` draws views.
 
 The structure of every file is checked before, but a bug in the decoder may still end its process. So it runs in a
-process of its own; when that ends, halves of its images go to new processes, until one image is left.
+process of its own. When images do not decode, or end the process, their halves are tried, until one image is left.
 """
 
 from __future__ import annotations
@@ -42,26 +42,23 @@ ENDS_THE_DECODER: Final = "ends the decoder's process, or keeps it busy for minu
 LIMIT_S: Final = 60
 """Seconds for a chunk, plus one for each image; a process that takes longer is ended."""
 
-Decode = Callable[[Settings, Sequence[ImageFile]], Sequence[bool]]
-"""Settings of the decoder and N files -> N times whether it decodes."""
+Decode = Callable[[Settings, Sequence[ImageFile]], bool]
+"""Settings of the decoder and N files -> whether all of them decode."""
+
+_decoder_of = cache(FileDecoder)
+"""The decoder of this process."""
 
 
-@cache
-def _decoders(settings: Settings) -> tuple[FileDecoder, FileDecoder]:
-    whole = replace(settings, regions=False)
-    return FileDecoder(whole), FileDecoder(replace(whole, chunk_size=1))
-
-
-def decode(settings: Settings, files: Sequence[ImageFile]) -> list[bool]:
-    """For each of at most `settings.chunk_size` files, whether it decodes, whole, as in the data path.
+def decode(settings: Settings, files: Sequence[ImageFile]) -> bool:
+    """Whether all of at most `settings.chunk_size` files decode, whole, as in the data path.
 
     Raises:
-        UserError: one does not, and the machine is at fault, as without memory.
+        UserError: a single one does not, and the machine is at fault, as without memory.
     """
-    many, one = _decoders(settings)
-    if not files or many.error(chunk_of(files)) is None:
-        return [True] * len(files)
-    return [one.decodes(chunk_of([file])) for file in files]
+    if not files:
+        return True
+    decoder, chunk = _decoder_of(replace(settings, regions=False)), chunk_of(files)
+    return decoder.decodes(chunk) if len(files) == 1 else decoder.error(chunk) is None
 
 
 def check_data(
@@ -113,23 +110,21 @@ def check_data(
             while todo:
                 some = todo.pop()
                 try:
-                    good = process.submit(work, [files[path] for path in some]).result()
+                    fault = None if process.submit(work, [files[path] for path in some]).result() else DOES_NOT_DECODE
                 except BrokenProcessPool:
+                    fault = ENDS_THE_DECODER
                     process = started.enter_context(_start_decoder(work))
-                    half = len(some) // 2
-                    if half:
-                        todo += [some[:half], some[half:]]
-                    else:
-                        reasons[some[0]] = ENDS_THE_DECODER
-                else:
-                    reasons |= {path: DOES_NOT_DECODE for path, decodes in zip(some, good, strict=True) if not decodes}
+                if fault and len(some) > 1:
+                    todo += [some[: len(some) // 2], some[len(some) // 2 :]]
+                elif fault:
+                    reasons[some[0]] = fault
             progress(first + len(chunk), len(paths))
     reasons = {path: reasons[path] for path in paths if path in reasons}
     write_bad_list(out, reasons)
     return reasons
 
 
-def _start_decoder(work: Callable[[Sequence[ImageFile]], Sequence[bool]]) -> ProcessPoolExecutor:
+def _start_decoder(work: Callable[[Sequence[ImageFile]], bool]) -> ProcessPoolExecutor:
     """A process that does `work`. One that does not start is a `UserError`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -149,7 +144,7 @@ def _prepare() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _in_time(decode: Decode, settings: Settings, limit_s: int, files: Sequence[ImageFile]) -> Sequence[bool]:
+def _in_time(decode: Decode, settings: Settings, limit_s: int, files: Sequence[ImageFile]) -> bool:
     signal.alarm(limit_s + len(files) if files else 0)  # ends the process, whatever holds it
     good = decode(settings, files)
     signal.alarm(0)
