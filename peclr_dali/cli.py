@@ -14,6 +14,7 @@ import platform
 import sys
 import time
 from contextlib import suppress
+from types import ModuleType
 from typing import Any, NoReturn
 
 import click
@@ -21,7 +22,7 @@ import click
 from peclr_dali import __version__
 from peclr_dali.bench import commands as measurements
 from peclr_dali.errors import AnotherRankFailed, OneLine, UserError
-from peclr_dali.machine import keep_freed_memory, without_main
+from peclr_dali.machine import keep_freed_memory
 from peclr_dali.train.commands import data, networks, training
 from peclr_dali.train.commands.options import CALL, as_called, is_first_on_host, is_main_rank, say
 from peclr_dali.train.distributed.interrupt import Interrupted, stop_with_torchrun
@@ -62,9 +63,10 @@ class Commands(click.Group):
         if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
             sys.stdout.reconfigure(errors="backslashreplace")
         program = CALL.replace("python cli.py", "cli.py")
+        # Processes that a command starts do not run the caller's script again, which may have no main guard.
+        script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
-            with without_main():
-                super().main(*args, **{"prog_name": program, **kwargs, "standalone_mode": False})
+            super().main(*args, **{"prog_name": program, **kwargs, "standalone_mode": False})
         except AnotherRankFailed:
             time.sleep(_REPORT_S)
             _leave(2)
@@ -94,6 +96,8 @@ class Commands(click.Group):
                 raise
             sys.excepthook(*sys.exc_info())  # torch's, which names the rank in each line
             _leave(1)
+        finally:
+            sys.modules["__main__"] = script
         sys.exit(0)
 
 

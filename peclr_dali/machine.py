@@ -8,13 +8,11 @@ import math
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 from peclr_dali.errors import UserError
@@ -55,17 +53,6 @@ def _end_with_parent() -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
     os._exit(1)
-
-
-@contextmanager
-def without_main() -> Iterator[None]:
-    """Processes that start in the block do not run the program's file again, which may have no main guard."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def user_cache() -> Path:

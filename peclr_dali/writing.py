@@ -76,6 +76,12 @@ def require_new(*files: Path, force: bool) -> None:
             raise UserError(f"{file.parent}: no such folder. Make it first")
 
 
+def require_ending(out: Path, *endings: str) -> None:
+    """Refuse a file to write whose name has another ending."""
+    if out.suffix not in endings:
+        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected {' or '.join(endings)}")
+
+
 def require_own_results(folder: Path, names: Sequence[str], *, force: bool) -> None:
     """Require that a folder holds results of an earlier call of a command, unless `force`, or none of its files.
 

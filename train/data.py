@@ -35,6 +35,7 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.subsets import write_bad_list
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.runs.pictures import save_views
+from peclr_dali.writing import require_ending
 
 DOES_NOT_DECODE: Final = "its compressed data does not decode"
 ENDS_THE_DECODER: Final = "ends the decoder's process, or keeps it busy for minutes"
@@ -153,8 +154,7 @@ def _in_time(decode: Decode, settings: Settings, limit_s: int, files: Sequence[I
 
 def preview(config: Config, out: Path, *, samples: int) -> None:
     """Draw the views of the first samples of a run, on the CPU, to a .png or .jpg."""
-    if out.suffix.lower() not in (".png", ".jpg"):
-        raise UserError(f"{out}: expected a name that ends in .png or .jpg")
+    require_ending(out, ".png", ".jpg")
     index = load_index(config.data)
     count = min(samples, len(index))
     batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it

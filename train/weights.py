@@ -27,7 +27,7 @@ from peclr_dali.parsing import or_shipped
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, random_views
 from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint, write_checkpoint
-from peclr_dali.writing import whole_file, write_bytes
+from peclr_dali.writing import require_ending, whole_file, write_bytes
 
 
 class Start(NamedTuple):
@@ -182,12 +182,6 @@ def export_network(source: Path, out: Path) -> str:
 def _halved(tensor: Tensor) -> Tensor:
     half = tensor.half()
     return half if bool(half.isfinite().all()) else tensor
-
-
-def require_ending(out: Path, *endings: str) -> None:
-    """Refuse a file to write whose name has another ending."""
-    if out.suffix not in endings:
-        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected {' or '.join(endings)}")
 
 
 def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str]) -> None:

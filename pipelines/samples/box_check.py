@@ -18,7 +18,7 @@ from peclr_dali.pipelines.files.image_file import BadImage
 from peclr_dali.pipelines.samples.index import Index
 
 _SAMPLED: Final = 64
-"""Largest number of boxes that are compared with the size of their images."""
+"""Largest number of boxes that are compared with the size of their images; of others, it is not known."""
 
 LEAST_SIDE_PX: Final = 2.0
 """Smallest side of a box; boxes in fractions of an image have sides up to 1."""
@@ -73,24 +73,17 @@ def check_boxes(index: Index) -> None:
             "of 0 or more. Mend the boxes, or the labels that they are made from."
         )
     boxed = np.flatnonzero(side_px > 0)
-    small = side_px < LEAST_SIDE_PX
-    before = np.minimum(x_px, y_px) + side_px / 2 <= 0  # wholly left of any image, or above it
-    _warn_or_raise(index, boxed, (small | before)[boxed], "boxes")
+    impossible = side_px < LEAST_SIDE_PX
+    impossible |= np.minimum(x_px, y_px) + side_px / 2 <= 0  # wholly left of any image, or above it
     rows = boxed[spread(len(boxed), _SAMPLED)]
     size_px = image_sizes_px(index.read, rows.tolist())[:, ::-1]  # width, height
-    known = size_px[:, 0] > 0
-    rows, size_px = rows[known], size_px[known]
-    start_px = index.box_px[rows, :2] - side_px[rows, None] / 2
-    far = (start_px >= size_px).any(axis=1) | (side_px[rows] > _MOST_SIDES * size_px.max(axis=1, initial=0))
-    _warn_or_raise(index, rows, far, "boxes that were compared with the size of their images")
-
-
-def _warn_or_raise(index: Index, rows: IntArray, impossible: BoolArray, what: str) -> None:
-    """Raise or warn. `rows` (N,) of the index were checked; `impossible` (N,) marks their boxes."""
-    if not impossible.any():
+    rows, size_px = rows[size_px[:, 0] > 0], size_px[size_px[:, 0] > 0]
+    beyond = (index.box_px[rows, :2] - side_px[rows, None] / 2 >= size_px).any(axis=1)
+    impossible[rows] |= beyond | (side_px[rows] > _MOST_SIDES * size_px.max(axis=1, initial=0))
+    if not impossible[boxed].any():
         return
-    found = _found(index, rows, impossible, f"{what} show nothing of their images")
-    if 2 * impossible.sum() > len(rows):
+    found = _found(index, boxed, impossible, "boxes show nothing of their images")
+    if any(2 * impossible[some].sum() > len(some) for some in (boxed, rows)):
         raise UserError(
             f"{found}. Expected pixels of the image as displayed. Are these fractions of the image, or do they belong "
             "to images of another size?"
@@ -99,8 +92,8 @@ def _warn_or_raise(index: Index, rows: IntArray, impossible: BoolArray, what: st
 
 
 def _found(index: Index, rows: IntArray, wrong: BoolArray, what: str) -> str:
-    """The number of wrong boxes among those of `rows`, and the first one."""
-    row = int(rows[wrong.argmax()])
+    """The number of wrong boxes among those of `rows`, and the first one. `wrong` (N,) is of the whole index."""
+    row = int(rows[wrong[rows].argmax()])
     x_px, y_px, side_px = index.box_px[row].tolist()
     first = f"{index.paths[row]}: centre {x_px:g}, {y_px:g} and side {side_px:g}"
-    return f"{index.root}: {wrong.sum()} of {len(rows)} {what}, first that of {first}"
+    return f"{index.root}: {wrong[rows].sum()} of {len(rows)} {what}, first that of {first}"

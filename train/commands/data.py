@@ -17,11 +17,11 @@ from peclr_dali.train.commands.options import (
     FILE,
     PATH,
     SEED,
-    WORKERS,
     config_options,
     force_option,
     pretraining_config,
     say,
+    workers_option,
 )
 from peclr_dali.writing import require_new
 
@@ -38,7 +38,7 @@ from peclr_dali.writing import require_new
 @click.option(
     "--varied", is_flag=True, help="Cameras from all directions, hands of all sizes, more sleeves and held objects."
 )
-@click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
+@workers_option("Processes.")
 def make_data(out: Path, poses: int, **options: Any) -> None:
     """Render hands in FreiHAND's layout, as data for a first try.
 
@@ -119,17 +119,11 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force
 @config_options
 @click.argument("out", type=PATH)
 @click.option("--per-tar", default=8192, show_default=True, type=click.IntRange(1, 10**9), help="Images per tar file.")
-@click.option("--workers", default=None, type=WORKERS, help="Threads that read.  [default: one per core]")
+@workers_option("Threads that read.")
 @click.option("--index", "index_only", is_flag=True, help="Write only the index of the tar files that OUT holds.")
 @force_option
 def pack(
-    files: Sequence[Path],
-    overrides: Sequence[str],
-    out: Path,
-    per_tar: int,
-    workers: int | None,
-    index_only: bool,
-    force: bool,
+    files: Sequence[Path], overrides: Sequence[str], out: Path, index_only: bool, force: bool, **options: int
 ) -> None:
     """Pack the images of a configuration into tar files.
 
@@ -153,7 +147,6 @@ def pack(
             packed = index_tars(out, progress=progress)
     else:
         config = pretraining_config(files, overrides)
-        from peclr_dali.machine import available_cores
         from peclr_dali.pipelines.sources import load_index
         from peclr_dali.pipelines.sources.shards import choices
         from peclr_dali.pipelines.sources.shards.pack import pack as run
@@ -164,10 +157,7 @@ def pack(
             raise UserError(f"{1 + len(others)} tables [[data]]: tar files hold one source. Pack each by itself.")
         index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads them
         with progress_bar("packing") as progress:
-            packed = run(
-                index, out, per_tar=per_tar, workers=workers or available_cores(), progress=progress,
-                chosen=choices(source),
-            )  # fmt: skip
+            packed = run(index, out, progress=progress, chosen=choices(source), **options)
     for path, reason in list(packed.left_out.items())[:5]:
         say(f"  {path}: {reason}", err=True)
     if packed.left_out:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -39,10 +38,6 @@ from peclr_dali.writing import require_own_results, write_text
 
 Box = tuple[float, float, float, float]
 Cameras = npt.NDArray[np.float32]
-Draw = Callable[[], list[Image]]
-
-DRAWN: Final = 1000
-"""Largest number of predictions that are drawn, unless another is asked for."""
 
 FOCAL_RANGE_PX: Final = (10.0, 1e6)
 """Range of focal lengths. A smaller one is probably in picture widths or millimetres. No other entry of the matrix may
@@ -63,7 +58,7 @@ def predict(
     boxes: Path | None = None,
     intrinsics: Path | None = None,
     scale_m: float | None = None,
-    drawings: int = DRAWN,
+    drawings: int = 1000,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Predicted:
@@ -110,8 +105,7 @@ def predict(
                         picture_of |= dict.fromkeys(rows, picture)
                 if picture_of:
                     shown = hands.select(np.array(list(picture_of)))
-                    found = _predicted(loaded, pool, shown, list(picture_of.values()), camera, scale_m)
-                    _save(out, done, found, drawings)
+                    _add_predictions(done, out, drawings, loaded, pool, shown, [*picture_of.values()], camera, scale_m)
                 if progress is not None:
                     progress(first + len(group), len(files))
     finally:  # also of a call that is stopped
@@ -152,18 +146,18 @@ def _usable_picture(hands: tuple[Path, list[int]]) -> Image | None:
     return None if picture is None or not MIN_PIXELS <= picture.size // 3 <= MAX_PIXELS else picture
 
 
-def _predicted(
+def _add_predictions(
+    done: Predicted,
+    out: Path,
+    drawings: int,
     run: PoseRun,
     pool: ThreadPoolExecutor,
     hands: Index,
     pictures: Sequence[Image],
     camera: Cameras | None,
     scale_m: float | None,
-) -> list[tuple[Prediction, Draw]]:
-    """Make the canonical views of N hands in N pictures (H, W, 3), and give them to the network.
-
-    Each prediction has a function that draws it.
-    """
+) -> None:
+    """Make the canonical views of N hands in N pictures (H, W, 3), give them to the network, and draw its poses."""
     count, device, augmentation = len(pictures), single_process().device, canonical_view(run.config.geometry)
     sizes_px = np.array([picture.shape[:2] for picture in pictures], np.int64)
     box_px = hands.box_px * np.array([1, 1, run.box_margin], np.float32)  # of a whole picture, the side stays 0
@@ -186,32 +180,25 @@ def _predicted(
     keypoints_px = with_wrist(in_picture.numpy(), joints, cameras, run.config.pose)
     corners_px = torch.tensor([[0.0, 0.0], [geometry.side_px, geometry.side_px]], dtype=torch.float64)
     edges_px = np.sort(from_view(corners_px.expand(count, 2, 2), to_view.double()).numpy(), axis=1).reshape(count, 4)
-    found: list[tuple[Prediction, Draw]] = []
+    if not done.predictions:
+        out.mkdir(parents=True, exist_ok=True)
+        write_predictions(out, done)  # from it, a later call knows that the drawings are of this command
     for row in range(count):
+        image, number, drawing = hands.path(row), len(done.predictions), None
         pose = joints[row] if run.depth else None
+        if number < drawings:
+            drawing = f"{number:04}_{image.stem[:60]}.jpg"
+            view = (views[row].numpy(), to_view[row].numpy(), keypoints_px[row])
+            save_sheet(out / drawing, prediction_pictures(pictures[row], edges_px[row], *view, pose), columns=3)
         one = Prediction(
-            image=hands.path(row),
-            drawing=None,
+            image=image,
+            drawing=drawing,
             box_px=edges_px[row],
             mirrored=bool(hands.mirrored[row]),
             keypoints_px=keypoints_px[row],
             joints=None if pose is None else pose * (scale_m or 1.0),
             intrinsics=cameras[row].astype(np.float64),
         )
-        view = (views[row].numpy(), to_view[row].numpy(), keypoints_px[row])
-        found.append((one, partial(prediction_pictures, pictures[row], one.box_px, *view, pose)))
-    return found
-
-
-def _save(out: Path, done: Predicted, found: Sequence[tuple[Prediction, Draw]], drawings: int) -> None:
-    """Append predictions to those that are done, and draw those among the first `drawings`."""
-    if not done.predictions:
-        out.mkdir(parents=True, exist_ok=True)
-        write_predictions(out, done)  # from it, a later call knows that the drawings are of this command
-    for one, draw in found:
-        if (number := len(done.predictions)) < drawings:
-            one = replace(one, drawing=f"{number:04}_{one.image.stem[:60]}.jpg")
-            save_sheet(out / str(one.drawing), draw(), columns=3)
         done.predictions.append(one)
 
 

@@ -13,7 +13,7 @@ from peclr_dali.skeleton import FINGERS, HAND
 from peclr_dali.train.report import charts, contents, galleries
 from peclr_dali.train.report.contents import Run, measured, read_runs
 from peclr_dali.train.report.galleries import neighbours
-from peclr_dali.writing import write_text
+from peclr_dali.writing import require_ending, write_text
 
 _GENERATOR = b'<meta name="generator" content="peclr-dali report">'
 """Marks the pages."""
@@ -28,8 +28,7 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
     Raises:
         UserError: nothing is given, a folder cannot be used, or the page cannot be written.
     """
-    if out.suffix != ".html":
-        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
+    require_ending(out, ".html")
     if not runs and predictions is None:
         raise UserError("nothing to show: expected folders of runs, or --predictions. Name one")
     read = read_runs(runs)
