@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision
 
 from peclr_dali.cli import main
 from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
+from tests.train.test_convert import published_pose
 from tests.train.tiny_hands import untrained_run, write_hands
 
 MINE = b'{"mine": 1}'
@@ -22,7 +22,7 @@ OUTPUTS = {
     "views": (["views", *DATA, "{root}/out/views.png"], "views.png"),
     "check-data": (["check-data", *DATA, "{root}/out/bad.jsonl"], "bad.jsonl"),
     "pack": (["pack", "--index", "{root}/out"], "index.npz"),
-    "convert": (["convert", "{root}/published.pth", "{root}/out/encoder.pth"], "encoder.pth"),
+    "convert": (["convert", "{root}/published.pth", "{root}/out/theirs.pth"], "theirs.pth"),
     "export": (["export", "{root}/run", "{root}/out/encoder.safetensors"], "encoder.safetensors"),
     "export --pose": (["export", "{root}/run", "--pose", "{root}/out/pose.safetensors"], "pose.safetensors"),
     "export --onnx": (["export", "{root}/run", "--onnx", "{root}/out/pose.onnx"], "pose.onnx"),
@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_run.write_images(root / "images", count=4)
     write_hands(root / "hands", 12)
     untrained_run(root / "run", f"data.root={root / 'hands'}", "data.split=train")
-    torch.save(torchvision.models.resnet18(weights=None).state_dict(), root / "published.pth")
+    torch.save({"state_dict": published_pose()}, root / "published.pth")
     picture = str(root / "images" / "00.jpg")
     assert run_cli("predict", str(root / "run"), picture, "--out", str(root / "predicted")) == 0
     return root

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.arrays import DoubleArray, IntArray
+from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
@@ -35,6 +35,7 @@ class BadFiles:
         self._met: Counter[int] = Counter()  # the same: how often each bad row was met
         self._total_used, self._total_met = self._used.copy(), Counter[int]()
         self._reasons: dict[int, str] = {}  # of the rows in `_total_met`
+        self._shares = np.zeros(len(self._ends))  # of bad files among those drawn from each source, at the last sum
 
     def state_dict(self) -> dict[str, Any]:
         """The counts of all ranks up to the last sum."""
@@ -57,6 +58,9 @@ class BadFiles:
             self._total_used = self._total_used + used
             self._total_met.update(met)
             self._reasons = {**why, **self._reasons}
+        sources, times = self._sources(list(self._total_met)), list(self._total_met.values())
+        bad = np.bincount(sources, weights=times, minlength=len(self._ends))
+        self._shares = bad / np.maximum(1, bad + self._total_used)
         if self._world.is_main and any(met for _, met, _ in everybody):
             self.write()
         self._used, self._met = np.zeros_like(self._used), Counter()
@@ -64,21 +68,20 @@ class BadFiles:
     @property
     def too_many(self) -> bool:
         """Whether a limit was exceeded at the last sum; the same on all ranks."""
-        return bool((self._shares() > self._limits).any())
+        return bool((self._shares > self._limits).any())
 
     def require_few(self, step: int) -> None:
         """Raise a `UserError`, on all ranks after the same step, if a limit is exceeded."""
         if not self.too_many:
             return
-        number = int((self._shares() > self._limits).argmax())  # the first source of several
-        name, of = self._index.name, ""
-        if self._index.sources:
-            name, of = self._index.sources[number].name, f"{number}."
+        number = int((self._shares > self._limits).argmax())  # the first source of several
+        name = [source.name for source in self._index.sources or [self._index]][number]
+        of = f"{number}." if self._index.sources else ""
         here = [row for row in sorted(self._reasons) if self._sources([row]) == number]
         example = {self._reasons[row]: self._index.path(row) for row in reversed(here)}
         most = Counter(self._reasons[row] for row in here).most_common(3)
         raise UserError(
-            f"{self._shares()[number]:.2%} of the images drawn from {name} up to step {step} cannot be used, more than "
+            f"{self._shares[number]:.2%} of the images drawn from {name} up to step {step} cannot be used, more than "
             f"data.{of}max_bad_share = {self._limits[number]:g}: "
             f"{'; '.join(f'{count} x {reason} ({example[reason]})' for reason, count in most)}. {len(here)} in all, "
             f"listed in {self._file}. The run is saved. Mend the data and start a new run; or list the bad files with "
@@ -98,9 +101,3 @@ class BadFiles:
     def _sources(self, rows: npt.ArrayLike) -> IntArray:
         """Number of the source of each of some rows (N,)."""
         return np.searchsorted(self._ends, rows, side="right")
-
-    def _shares(self) -> DoubleArray:
-        """Share of bad files among the files drawn from each source."""
-        met = self._total_met
-        bad = np.bincount(self._sources(list(met)), weights=list(met.values()), minlength=len(self._ends))
-        return np.asarray(bad / np.maximum(1, bad + self._total_used), np.float64)
