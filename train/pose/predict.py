@@ -160,7 +160,7 @@ def _add_predictions(
     """Make the canonical views of N hands in N pictures (H, W, 3), give them to the network, and draw its poses."""
     count, device, augmentation = len(pictures), single_process().device, canonical_view(run.config.geometry)
     sizes_px = np.array([picture.shape[:2] for picture in pictures], np.int64)
-    box_px = hands.box_px * np.array([1, 1, run.box_margin], np.float32)  # of a whole picture, the side stays 0
+    box_px = (hands.box_px * [1, 1, run.box_margin]).astype(np.float32)  # of a whole picture, the side stays 0
     draws = draw_view(augmentation, seed=0, epoch=0, view=0, places=np.arange(count))
     upright, geometry = np.ones(count, np.int64), augmentation.geometry
     plan = plan_views(sizes_px, upright, box_px, [draws], [geometry], mirror=hands.mirrored)
