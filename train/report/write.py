@@ -14,7 +14,10 @@ from peclr_dali.train.report import contents
 from peclr_dali.train.report.charts import charts
 from peclr_dali.train.report.contents import Run
 from peclr_dali.train.report.galleries import galleries
-from peclr_dali.writing import write_text
+from peclr_dali.writing import require_ending, write_text
+
+_GENERATOR = b'<meta name="generator" content="peclr-dali report">'
+"""Marks the pages."""
 
 
 def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = None, title: str | None = None) -> None:
@@ -26,8 +29,7 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
     Raises:
         UserError: nothing is given, a folder cannot be used, or the page cannot be written.
     """
-    if out.suffix != ".html":
-        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
+    require_ending(out, ".html")
     if not runs and predictions is None:
         raise UserError("nothing to show: expected folders of runs, or --predictions. Name one")
     read = contents.read_runs(runs)
@@ -47,6 +49,11 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
         fingers=[(name, f"rgb{colour}") for name, (_, colour) in zip(FINGERS, HAND.limbs, strict=True)],
     )
     write_text(out, page)
+
+
+def is_report(file: Path) -> bool:
+    """Whether a file is a page of `write_report`."""
+    return file.is_file() and _GENERATOR in file.read_bytes()[:500]
 
 
 def _title(runs: Sequence[Run]) -> str:

@@ -258,11 +258,11 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
         call(run, tmp_path / "out", *settings)
     (root / "evaluation_scale.json").rename(root / "away.json")
     with pytest.raises(UserError, match="no hand for 5 of 5 images, the first is image 0: its file, its camera"):
-        call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
+        call(run, tmp_path / "out", *settings, submission=True, crop="two-pass", force=True)
     (root / "away.json").rename(root / "evaluation_scale.json")
     (root / "evaluation" / "rgb" / "00000003.jpg").write_bytes(b"broken")
     with pytest.raises(UserError, match="no hand for 1 of 5 images, the first is image 3"):
-        call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
+        call(run, tmp_path / "out", *settings, submission=True, crop="two-pass", force=True)
 
 
 def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
