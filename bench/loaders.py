@@ -23,7 +23,7 @@ from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.runner import run_chunks
-from peclr_dali.pipelines.samples.box_check import upright_sizes_px
+from peclr_dali.pipelines.samples.box_check import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
 from peclr_dali.train.config.load import to_dict
@@ -91,7 +91,7 @@ def checked_files(index: Index) -> Files:
         UserError: a file cannot be used.
     """
     paths = [str(index.path(sample)) for sample in range(len(index))]
-    height_px, width_px = upright_sizes_px(index, np.arange(len(index))).T
+    height_px, width_px = image_sizes_px(index.read, range(len(index))).T
     if (bad := np.flatnonzero(height_px == 0)).size:
         raise UserError(
             f"{paths[bad[0]]}: cannot be used. List such files with 'python cli.py check-data' and leave them out with "

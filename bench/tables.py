@@ -1,24 +1,22 @@
 """The tables of loaders and of training, from rows of bench/results/.
 
-`python -m peclr_dali.bench.tables` fills those of README.md and docs/performance.md with the newest rows, between
-`<!-- rows: NAME -->` and `<!-- end rows -->`.
+`python -m peclr_dali.bench.tables` fills that of loaders in docs/performance.md with the newest row, between
+`<!-- rows: loaders -->` and `<!-- end rows -->`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 
 from peclr_dali.bench.rows import Row, markdown, read_rows
 
-PAGES = [Path(__file__).resolve().parents[1] / page for page in ("README.md", "docs/performance.md")]
-RESULTS = Path(__file__).parent / "results"
-IN_SHORT = ("this loader", "OpenCV + DataLoader", "OpenCV + DataLoader, tuned", "DALI, plain")
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+LOADERS = Path(__file__).parent / "results" / "loader.jsonl"
 
 
-def loaders(row: Row, names: Collection[str] = ()) -> str:
-    """Rates of all loaders and parts, or of some, and how many times as fast ours is; intervals of 95 %."""
+def loaders(row: Row) -> str:
+    """Rates of all loaders and parts, and how many times as fast ours is; intervals of 95 %."""
     heads = ["", "images/s (95 %)", "CPU ms/image", "cores busy", "this loader is (95 %)"]
     lines = [
         [
@@ -29,7 +27,6 @@ def loaders(row: Row, names: Collection[str] = ()) -> str:
             "{:.2f} x ({:.2f} to {:.2f})".format(*one["ours_is"]),
         ]
         for one in (*row["loaders"], *row["stages"])
-        if not names or one["name"] in names
     ]
     return markdown(heads, lines)
 
@@ -55,47 +52,24 @@ def training_figures(row: Row) -> dict[str, str]:
     }
 
 
-def loaders_on_cpu(names: Collection[str] = ()) -> str:
+def loaders_on_cpu() -> str:
     """The newest row of loaders on a CPU, from small sources."""
-    rows = _numbered("loader.jsonl")
-    row = [one for one in rows if one["machine"]["gpu"] == "none" and one.get("sources") != "large"][-1]
-    return f"{_measured_on(row)}\n\n{loaders(row, names)}"
-
-
-def training_on_gpus() -> str:
-    """The newest row of `bench-train` for each card, its files and where pixels are made."""
-    rows = [row for row in _numbered("train.jsonl") if row.get("card", "none") != "none"]
-    if not rows:
-        return "No row of `bench-train` on a GPU yet."
-    newest = {(row["card"], *row["files"], row["decoder"], row["views"]): row for row in rows}.values()
-    figures = [training_figures(row) for row in newest]
-    table = markdown([*figures[0]], [[*of_row.values()] for of_row in figures])
-    return f"{_measured_on(rows[-1])}, and rows before it\n\n{table}"
-
-
-def _numbered(name: str) -> list[Row]:
-    return [{**row, "place": f"`{name}`, row {number}"} for number, row in enumerate(read_rows(RESULTS / name), 1)]
-
-
-def _measured_on(row: Row) -> str:
+    rows = [
+        (row, f"`{LOADERS.name}`, row {number}")
+        for number, row in enumerate(read_rows(LOADERS), 1)
+        if row["machine"]["gpu"] == "none" and row.get("sources") != "large"
+    ]
+    row, place = rows[-1]
     machine = row["machine"]
-    where = f"{machine['cores']} cores of an {machine['cpu']}, " + machine["gpu"].replace("none", "no GPU")
-    return f"{row['place']}: {where}, {machine['date']}, commit {machine['commit']}"
-
-
-TABLES = {
-    "loaders": loaders_on_cpu,
-    "loaders-in-short": lambda: loaders_on_cpu(IN_SHORT),
-    "gpu": training_on_gpus,
-}
+    where = f"{machine['cores']} cores of an {machine['cpu']}, no GPU"
+    return f"{place}: {where}, {machine['date']}, commit {machine['commit']}\n\n{loaders(row)}"
 
 
 def filled(page: str) -> str:
-    """The page's text, with its tables written again. A `KeyError` names a table that is unknown."""
-    block = r"(?s)(<!-- rows: (\S+) -->\n).*?(<!-- end rows -->)"
-    return re.sub(block, lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}", page)
+    """The page's text, with its table written again."""
+    block = r"(?s)(<!-- rows: loaders -->\n).*?(<!-- end rows -->)"
+    return re.sub(block, lambda found: f"{found[1]}\n{loaders_on_cpu()}\n{found[2]}", page)
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(filled(page.read_text()))
+    PAGE.write_text(filled(PAGE.read_text()))

@@ -14,6 +14,7 @@ import platform
 import sys
 import time
 from contextlib import suppress
+from types import ModuleType
 from typing import Any, NoReturn
 
 import click
@@ -62,6 +63,8 @@ class Commands(click.Group):
         if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
             sys.stdout.reconfigure(errors="backslashreplace")
         program = CALL.replace("python cli.py", "cli.py")
+        # Processes that a command starts do not run the caller's script again, which may have no main guard.
+        script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
             super().main(*args, **{"prog_name": program, **kwargs, "standalone_mode": False})
         except AnotherRankFailed:
@@ -93,6 +96,8 @@ class Commands(click.Group):
                 raise
             sys.excepthook(*sys.exc_info())  # torch's, which names the rank in each line
             _leave(1)
+        finally:
+            sys.modules["__main__"] = script
         sys.exit(0)
 
 

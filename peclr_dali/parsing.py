@@ -7,12 +7,9 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from peclr_dali.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,24 +52,6 @@ def as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
         return np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError, RecursionError):
         return None
-
-
-def require_results_of(command: str, out: Path, names: Sequence[str], is_ours: Callable[[Any], object]) -> None:
-    """Raise a `UserError` if a command would write over files in a folder that are no results of an earlier call.
-
-    Args:
-        names: the files that the command writes; the first is JSON, whose content `is_ours` judges.
-    """
-    try:
-        ours = is_ours(parse_json(regular(out / names[0]).read_bytes()))
-    except (OSError, ValueError, LookupError, TypeError):  # there is none, or it is not ours
-        ours = False
-    there = [name for name in names if os.path.lexists(out / name)]
-    if there and not ours:
-        raise UserError(
-            f"{out / there[0]}: exists, and the folder holds no results of {command}, which would replace it: name "
-            "another folder with --out"
-        )
 
 
 PACKAGE = Path(__file__).parent

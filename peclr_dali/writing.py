@@ -6,12 +6,13 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from peclr_dali.errors import UserError
+from peclr_dali.parsing import parse_json, regular
 
 
 @contextmanager
@@ -62,19 +63,45 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode(errors="surrogateescape"))
 
 
-def refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
-    """Raise a `UserError` if `out` is one of the files that a command reads, under this or another name."""
-    if out.exists() and any(file.exists() and out.samefile(file) for file in inputs):
-        raise UserError(f"{out} is an input of this command and is not overwritten: name another file")
+def require_new(*files: Path, force: bool) -> None:
+    """Require that the files which a command will write do not exist, unless `force`, but that their folders do.
 
-
-def refuse_existing(outputs: Iterable[Path]) -> None:
-    """Raise a `UserError` if one of the files that a command will write exists already, or its folder does not."""
-    for file in outputs:
-        if os.path.lexists(file):  # a link that leads nowhere too
-            raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
+    Raises:
+        UserError: they do.
+    """
+    for file in files:
+        if not force and os.path.lexists(file):  # a link that leads nowhere too
+            raise UserError(f"{file}: exists already. Name another file, or replace it with --force")
         if not file.parent.is_dir():
-            raise UserError(f"{file.parent}: no such folder. Make it first.")
+            raise UserError(f"{file.parent}: no such folder. Make it first")
+
+
+def require_ending(out: Path, *endings: str) -> None:
+    """Refuse a file to write whose name has another ending."""
+    if out.suffix not in endings:
+        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected {' or '.join(endings)}")
+
+
+def require_own_results(folder: Path, names: Sequence[str], *, force: bool) -> None:
+    """Require that a folder holds results of an earlier call of a command, unless `force`, or none of its files.
+
+    Args:
+        names: the files that the command writes; the first is JSON, which names a checkpoint.
+
+    Raises:
+        UserError: the folder holds one of the files, and it is somebody else's.
+    """
+    if force or not (there := [name for name in names if os.path.lexists(folder / name)]):
+        return
+    try:
+        ours = "checkpoint" in parse_json(regular(folder / names[0]).read_bytes())
+    except (OSError, ValueError, TypeError):  # there is none, or it is not ours
+        ours = False
+    if not ours:
+        raise UserError(
+            f"{folder / there[0]}: exists, and {folder} holds no results of this command. Name another folder with "
+            "--out, or replace them with --force"
+        )
 
 
 def _beside(target: Path) -> Path:

@@ -6,7 +6,7 @@ This file imports neither torch nor DALI nor Numba, so that a mistake in a confi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -148,8 +148,8 @@ def refuse_address(config: DataConfig) -> None:
         )
 
 
-def refuse_among_images(out: Path, sources: Sequence[DataConfig]) -> None:
-    """Refuse an output folder whose pictures a source of kind "folder" would read as images.
+def refuse_among_images(out: Path, sources: Iterable[DataConfig]) -> None:
+    """Refuse an output whose pictures a source of kind "folder" would read as images.
 
     Raises:
         UserError: `out` is inside the root of such a source.
@@ -158,6 +158,6 @@ def refuse_among_images(out: Path, sources: Sequence[DataConfig]) -> None:
         is_tree = one.source == "folder" and not is_address(one.root)
         if is_tree and out.resolve().is_relative_to(Path(one.root).resolve()):
             raise UserError(
-                f"{out} is within data.root = {one.root}: its pictures would be read as images of the data. Name a "
-                "folder outside it"
+                f"{out} is within {one.root}, whose images are read: its pictures would be read as images too. Name a "
+                "place outside it"
             )

@@ -16,8 +16,7 @@ from peclr_dali.cli import main
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.runs.log import configure_logging
-from tests.command_line import as_options, run_cli
-from tests.train import tiny_run
+from tests.command_line import run_cli
 
 ROOT = Path(__file__).parents[1]
 
@@ -114,20 +113,6 @@ def test_names_of_files_are_escaped_in_the_log(capsys: pytest.CaptureFixture[str
     configure_logging()
     logging.getLogger("train").warning("%s: no JPEG", "a\nerror: lost\x1b[31m")
     assert capsys.readouterr().err == "a\\nerror: lost\\x1b[31m: no JPEG\n"
-
-
-@pytest.mark.parametrize("out", ["images/00.jpg", "link.png"])
-def test_views_are_not_written_over_an_image_of_the_data(
-    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny_run.write_images(tmp_path / "images", count=2)
-    image = tmp_path / "images" / "00.jpg"
-    (tmp_path / "link.png").symlink_to(image)
-    before = image.read_bytes()
-    settings = as_options(["data.source=folder", f"data.root={tmp_path / 'images'}"])
-    assert run_cli("views", *settings, str(tmp_path / out)) == 2
-    assert f"{tmp_path / out} is an input of this command and is not overwritten" in capsys.readouterr().err
-    assert image.read_bytes() == before
 
 
 def test_a_backend_of_matplotlib_for_notebooks_changes_nothing(tmp_path: Path) -> None:

@@ -54,17 +54,6 @@ def test_an_example_is_short_and_says_its_command(file: Path) -> None:
     assert importlib.import_module(f"examples.{file.stem}").main
 
 
-@pytest.mark.filterwarnings("ignore")  # Lightning's advice, and what it uses of torch that is deprecated
-def test_resume_lightning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = run("examples.resume_lightning", "--images 32 --batch 8", monkeypatch, capsys)
-    seen = re.findall(r"epoch (\d), step (\d): images (\S+ \S+ \S+ \S+)\.\.\.|stopped after step (\d+)", printed)
-    steps = [(int(epoch), int(step)) for epoch, step, _, stopped in seen if not stopped]
-    assert steps == [(epoch, step) for epoch in range(3) for step in range(4)]
-    assert [int(stopped) for *_, stopped in seen if stopped] == [6, 12]
-    images = [images for _, _, images, stopped in seen if not stopped]
-    assert len(set(images)) == 12
-
-
 def test_simhand(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     printed = run("examples.simhand", "--images 96 --batch 32 --micro-batch 8 --epochs 5", monkeypatch, capsys)
     (distance,) = numbers(r"nearest: ([\d.]+)", printed)

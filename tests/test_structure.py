@@ -23,8 +23,8 @@ _OF_TRAIN = _OF_PIPELINES | {"models", "pipelines", "synthetic"}
 MAY_IMPORT = {
     "errors": set[str](),
     "bounds": set[str](),
-    "parsing": {"errors"},
-    "writing": {"errors"},
+    "parsing": set(),
+    "writing": {"errors", "parsing"},
     "machine": {"errors"},
     "skeleton": set(),
     "models": {"bounds", "errors", "skeleton"},

@@ -1,4 +1,4 @@
-"""What a command writes is whole or absent, whatever the disk does, and never over what it reads."""
+"""What a command writes is whole or absent, whatever the disk does."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from peclr_dali.errors import UserError
 from peclr_dali.train.runs.pictures import save_figure, save_sheet
-from peclr_dali.writing import refuse_inputs, whole_file, write_text
+from peclr_dali.writing import whole_file, write_text
 from tests.full_disk import files_of_at_most
 
 
@@ -88,13 +87,3 @@ def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
             write_text(tmp_path / name, "lost")
     assert Path("/dev/null").is_char_device()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["device", "pipe"]
-
-
-def test_inputs_are_known_under_every_name(tmp_path: Path) -> None:
-    (tmp_path / "input").write_text("")
-    (tmp_path / "link").symlink_to("input")
-    os.link(tmp_path / "input", tmp_path / "other name")
-    for name in ("input", "link", "other name", "../" + tmp_path.name + "/input"):
-        with pytest.raises(UserError, match="is an input of this command and is not overwritten: name another file"):
-            refuse_inputs(tmp_path / name, [tmp_path / "missing", tmp_path / "input"])
-    refuse_inputs(tmp_path / "new", [tmp_path / "missing", tmp_path / "input"])

@@ -89,7 +89,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "run.out is a file": (pretrain(out="{root}/a_file"), ["{root}/a_file: File exists", "Check the path"]),
     "run.out among the images": (
         pretrain(out="{root}/images/run"),
-        ["{root}/images/run is within data.root = {root}/images", "Name a folder outside"],
+        ["{root}/images/run is within {root}/images, whose images are read", "Name a place outside"],
     ),
     "torn config": (
         pretrain(out="{root}/torn_config", resume="auto"),

@@ -32,13 +32,12 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import multiprocessing
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,9 +61,8 @@ OTHER_HAND = {"Left": "right", "Right": "left"}
 BORDER = 0.5
 """Border for the second look, as a share of the image's sides. The detector misses hands that fill the image."""
 
-_new_detector: Callable[[], Any]
-_detector: Any
-"""The detector of this process, and a function that makes a new one."""
+_thread = threading.local()
+"""Holds the detector of each thread."""
 
 
 def images_under(root: Path) -> list[str]:
@@ -94,34 +92,32 @@ def row_without_hand(name: str, why: str) -> list[str]:
     return [name, "", "", "", "", why, *[""] * (2 * len(LANDMARKS))]
 
 
-def start_process(confidence: float, hands: int) -> None:
-    """Load the detector of a worker process."""
-    global _new_detector, _detector
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MediaPipe and libjpeg write there
-    cv2.setNumThreads(1)
-    from mediapipe.python.solutions.hands import Hands
-
-    _new_detector = partial(
-        Hands, static_image_mode=True, max_num_hands=hands,
-        min_detection_confidence=confidence, min_tracking_confidence=confidence,
-    )  # fmt: skip
-    _detector = _new_detector()
-
-
-def rows_of(root: Path, name: str) -> list[list[str]]:
+def rows_of(new_detector: Callable[[], Any], root: Path, name: str) -> list[list[str]]:
     """The rows of an image, hands from left to right. Without a hand, it is searched again with a border around it."""
-    global _detector
+    if not hasattr(_thread, "detector"):
+        _thread.detector = new_detector()
     try:
         image = cv2.imdecode(np.fromfile(root / name, np.uint8), cv2.IMREAD_COLOR)  # applies the orientation
         hands = [] if image is None else find_hands(image, 0) or find_hands(image, BORDER)
     except (OSError, cv2.error):
         image = None
     except RuntimeError:  # the detector has failed and stays so
-        _detector, image = _new_detector(), None
+        del _thread.detector
+        image = None
     if image is None:
         return [row_without_hand(name, "unreadable")]
     rows = [hand_row(name, hand, landmarks_px) for hand, landmarks_px in hands]
     return sorted(rows, key=lambda row: float(row[1])) or [row_without_hand(name, "none")]
+
+
+def new_detector(confidence: float, hands: int) -> Any:
+    """MediaPipe's detector of at most some `hands` in an image, for one thread."""
+    from mediapipe.python.solutions.hands import Hands
+
+    return Hands(
+        static_image_mode=True, max_num_hands=hands,
+        min_detection_confidence=confidence, min_tracking_confidence=confidence,
+    )  # fmt: skip
 
 
 def find_hands(image: np.ndarray, border: float) -> list[tuple[str, np.ndarray]]:
@@ -129,7 +125,7 @@ def find_hands(image: np.ndarray, border: float) -> list[tuple[str, np.ndarray]]
     size_px = np.array(image.shape[1::-1])
     x_px, y_px = border_px = (border * size_px).astype(int)
     wide = cv2.copyMakeBorder(image, y_px, y_px, x_px, x_px, cv2.BORDER_CONSTANT)
-    found = _detector.process(cv2.cvtColor(wide, cv2.COLOR_BGR2RGB))
+    found = _thread.detector.process(cv2.cvtColor(wide, cv2.COLOR_BGR2RGB))
     hands = []
     for landmarks, kind in zip(found.multi_hand_landmarks or [], found.multi_handedness or [], strict=True):
         at = np.array([(mark.x, mark.y) for mark in landmarks.landmark])
@@ -144,7 +140,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT.csv", help="file of boxes, for data.box")
     parser.add_argument("--confidence", type=float, default=0.5, help="least confidence of a hand, 0 to 1 [0.5]")
     parser.add_argument("--hands", type=int, default=4, help="most hands in an image [4]")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes [the cores]")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="threads [the cores]")
     args = parser.parse_args()
     if args.out.suffix.lower() != ".csv":
         parser.error(f"{args.out}: expected a name that ends in .csv, as data.box reads it")
@@ -164,10 +160,9 @@ def main() -> None:
         rows = [line for line in lines if len(line) > 5]
         count, known = Counter(row[5].strip() for row in rows), {row[0].removeprefix("./") for row in rows}
         todo = [name for name in names if name not in known]
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(args.jobs, context, start_process, (args.confidence, args.hands)) as pool:
-            found = pool.map(rows_of, [args.images] * len(todo), todo, chunksize=4)
-            for of_image in tqdm(found, total=len(todo), unit=" images"):
+        find = partial(rows_of, partial(new_detector, args.confidence, args.hands), args.images)
+        with ThreadPoolExecutor(args.jobs) as pool:
+            for of_image in tqdm(pool.map(find, todo), total=len(todo), unit=" images"):
                 writer.writerows(of_image)
                 file.flush()
                 count.update(row[5] for row in of_image)
@@ -175,12 +170,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    cv2.setNumThreads(1)
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)  # Python's alone
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MediaPipe and libjpeg write there
     try:
         main()
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on")
-    except BrokenProcessPool:
-        sys.exit(
-            "a process ended, for lack of memory or because of one of the next images after the last one in OUT.csv; "
-            "the same command goes on, with fewer --jobs or without that image"
-        )

@@ -1,7 +1,7 @@
 """A look at data before training: `check-data` decodes every image and lists the bad ones, `views` draws views.
 
 The structure of every file is checked before, but a bug in the decoder may still end its process. So it runs in a
-process of its own; when that ends, halves of its images go to new processes, until one image is left.
+process of its own. When images do not decode, or end the process, their halves are tried, until one image is left.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.subsets import write_bad_list
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.runs.pictures import save_views
-from peclr_dali.writing import refuse_existing, refuse_inputs
+from peclr_dali.writing import require_ending
 
 DOES_NOT_DECODE: Final = "its compressed data does not decode"
 ENDS_THE_DECODER: Final = "ends the decoder's process, or keeps it busy for minutes"
@@ -43,26 +43,23 @@ ENDS_THE_DECODER: Final = "ends the decoder's process, or keeps it busy for minu
 LIMIT_S: Final = 60
 """Seconds for a chunk, plus one for each image; a process that takes longer is ended."""
 
-Decode = Callable[[Settings, Sequence[ImageFile]], Sequence[bool]]
-"""Settings of the decoder and N files -> N times whether it decodes."""
+Decode = Callable[[Settings, Sequence[ImageFile]], bool]
+"""Settings of the decoder and N files -> whether all of them decode."""
+
+_decoder_of = cache(FileDecoder)
+"""The decoder of this process."""
 
 
-@cache
-def _decoders(settings: Settings) -> tuple[FileDecoder, FileDecoder]:
-    whole = replace(settings, regions=False)
-    return FileDecoder(whole), FileDecoder(replace(whole, chunk_size=1))
-
-
-def decode(settings: Settings, files: Sequence[ImageFile]) -> list[bool]:
-    """For each of at most `settings.chunk_size` files, whether it decodes, whole, as in the data path.
+def decode(settings: Settings, files: Sequence[ImageFile]) -> bool:
+    """Whether all of at most `settings.chunk_size` files decode, whole, as in the data path.
 
     Raises:
-        UserError: one does not, and the machine is at fault, as without memory.
+        UserError: a single one does not, and the machine is at fault, as without memory.
     """
-    many, one = _decoders(settings)
-    if not files or many.error(chunk_of(files)) is None:
-        return [True] * len(files)
-    return [one.decodes(chunk_of([file])) for file in files]
+    if not files:
+        return True
+    decoder, chunk = _decoder_of(replace(settings, regions=False)), chunk_of(files)
+    return decoder.decodes(chunk) if len(files) == 1 else decoder.error(chunk) is None
 
 
 def check_data(
@@ -77,7 +74,7 @@ def check_data(
 ) -> dict[str, str]:
     """Decode every image of an index, whole, with the decoder that a run uses. Write the list of the bad ones.
 
-    The decoder's process is forked from a fork server, so a script needs `if __name__ == "__main__"`.
+    The decoder's process is forked from a fork server, so a script that calls this needs `if __name__ == "__main__"`.
 
     Args:
         progress: called with (images done, images in all).
@@ -88,77 +85,59 @@ def check_data(
         path -> reason why the file cannot be used.
 
     Raises:
-        UserError: the list exists already, or the decoder does not start.
+        UserError: the decoder does not start.
     """
-    refuse_existing([out])  # before the work, which may take hours
     settings = choose_settings(index, pipelines, device, rows=len(index))
     row_of = {path: row for row, path in enumerate(index.paths)}  # an image with several hands has several rows
-    paths, size, done = list(row_of), settings.chunk_size, 0
+    paths, size = list(row_of), settings.chunk_size
     reasons: dict[str, str] = {}
+    work = partial(_in_time, decode, settings, limit_s)
 
-    def read(path: str) -> ImageFile | str:
+    def read(path: str) -> ImageFile | None:
         try:
             return check_image(index.read(row_of[path]))
         except OSError as error:
-            return error.strerror or str(error)
+            reasons[path] = error.strerror or str(error)
         except BadImage as error:
-            return str(error)
+            reasons[path] = str(error)
+        return None
 
-    work = partial(_in_time, decode, settings, limit_s)
-    with ThreadPoolExecutor(settings.threads) as pool, DecoderProcess(work) as process:
-        for chunk in (paths[first : first + size] for first in range(0, len(paths), size)):
-            files = dict(zip(chunk, pool.map(read, chunk), strict=True))
-            bad = process.faults({path: file for path, file in files.items() if isinstance(file, ImageFile)})
-            bad |= {path: reason for path, reason in files.items() if isinstance(reason, str)}
-            reasons |= {path: bad[path] for path in chunk if path in bad}
-            done += len(chunk)
-            progress(done, len(paths))
+    with ThreadPoolExecutor(settings.threads) as threads, ExitStack() as started:
+        process = started.enter_context(_start_decoder(work))
+        for first in range(0, len(paths), size):
+            chunk = paths[first : first + size]
+            files = {path: file for path, file in zip(chunk, threads.map(read, chunk), strict=True) if file is not None}
+            todo = [list(files)]
+            while todo:
+                some = todo.pop()
+                try:
+                    fault = None if process.submit(work, [files[path] for path in some]).result() else DOES_NOT_DECODE
+                except BrokenProcessPool:
+                    fault = ENDS_THE_DECODER
+                    process = started.enter_context(_start_decoder(work))
+                if fault and len(some) > 1:
+                    todo += [some[: len(some) // 2], some[len(some) // 2 :]]
+                elif fault:
+                    reasons[some[0]] = fault
+            progress(first + len(chunk), len(paths))
+    reasons = {path: reasons[path] for path in paths if path in reasons}
     write_bad_list(out, reasons)
     return reasons
 
 
-class DecoderProcess(AbstractContextManager["DecoderProcess"]):
-    """A process that decodes, replaced by a new one when it ends.
-
-    Raises:
-        UserError: it does not start.
-    """
-
-    def __init__(self, work: Callable[[Sequence[ImageFile]], Sequence[bool]]) -> None:
-        self._work, self._pool = work, _started(work)
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
-    def faults(self, files: dict[str, ImageFile]) -> dict[str, str]:
-        """Decode files by path. Returns path -> reason for those that cannot be used."""
-        if not files:
-            return {}
-        paths = list(files)
-        try:
-            good = self._pool.submit(self._work, list(files.values())).result()
-            return {path: DOES_NOT_DECODE for path, decodes in zip(paths, good, strict=True) if not decodes}
-        except BrokenProcessPool:
-            self._pool = _started(self._work)
-        if len(files) == 1:
-            return {paths[0]: ENDS_THE_DECODER}
-        halves = paths[: len(paths) // 2], paths[len(paths) // 2 :]
-        first, second = (self.faults({path: files[path] for path in half}) for half in halves)
-        return first | second
-
-
-def _started(work: Callable[[Sequence[ImageFile]], Sequence[bool]]) -> ProcessPoolExecutor:
+def _start_decoder(work: Callable[[Sequence[ImageFile]], bool]) -> ProcessPoolExecutor:
+    """A process that does `work`. One that does not start is a `UserError`."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__])
+    context.set_forkserver_preload([__name__])
     try:
-        pool = ProcessPoolExecutor(1, context, _start)
+        pool = ProcessPoolExecutor(1, context, _prepare)
         pool.submit(work, []).result()
     except (BrokenProcessPool, EOFError, OSError) as error:
         raise UserError(f"The decoder's process does not start ({error}). Is memory short?") from error
     return pool
 
 
-def _start() -> None:
+def _prepare() -> None:
     """Prepare the decoder's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -166,7 +145,7 @@ def _start() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _in_time(decode: Decode, settings: Settings, limit_s: int, files: Sequence[ImageFile]) -> Sequence[bool]:
+def _in_time(decode: Decode, settings: Settings, limit_s: int, files: Sequence[ImageFile]) -> bool:
     signal.alarm(limit_s + len(files) if files else 0)  # ends the process, whatever holds it
     good = decode(settings, files)
     signal.alarm(0)
@@ -174,12 +153,9 @@ def _in_time(decode: Decode, settings: Settings, limit_s: int, files: Sequence[I
 
 
 def preview(config: Config, out: Path, *, samples: int) -> None:
-    """Draw the views of the first samples of a run, on the CPU."""
-    if out.suffix.lower() not in (".png", ".jpg"):
-        raise UserError(f"{out}: expected a name that ends in .png or .jpg")
+    """Draw the views of the first samples of a run, on the CPU, to a .png or .jpg."""
+    require_ending(out, ".png", ".jpg")
     index = load_index(config.data)
-    if index.store is None:
-        refuse_inputs(out, map(index.path, range(len(index))))
     count = min(samples, len(index))
     batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
     order = build_order(index, batch=batch, seed=config.run.seed)

@@ -27,7 +27,7 @@ from peclr_dali.parsing import or_shipped
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint, write_checkpoint
-from peclr_dali.writing import refuse_inputs, whole_file, write_bytes
+from peclr_dali.writing import require_ending, whole_file, write_bytes
 
 
 class Start(NamedTuple):
@@ -91,10 +91,9 @@ def convert(source: Path, out: Path) -> str:
     Their encoders need no conversion: `encoder.weights` reads them. Returns a line about the written file.
 
     Raises:
-        UserError: `source` is of another kind or does not fit, or `out` is `source`, or does not end in .pth.
+        UserError: `source` is of another kind or does not fit, or `out` does not end in .pth.
     """
     require_ending(out, ".pth")
-    refuse_inputs(out, [source])
     state = weights.with_named_children(weights.read_weights(source, key="SOURCE", expected=_EXPECTED))
     name = weights.resnet_name(state)
     if name is None or not any("zroot_ref." in key for key in state):
@@ -132,11 +131,10 @@ def export_encoder(source: Path, out: Path, *, half: bool = False) -> str:
     Returns a line about the written file and its checkpoint.
 
     Raises:
-        UserError: there is no checkpoint, or `out` is the checkpoint, has another ending or cannot be written.
+        UserError: there is no checkpoint, or `out` has another ending.
     """
     require_ending(out, ".safetensors", ".pth")
     path = find_checkpoint(source, "the folder of a run, with checkpoints/ in it, or a checkpoint")
-    refuse_inputs(out, [path])
     saved = load_checkpoint(path)
     name, side_px = saved["config"]["encoder"]["name"], saved["config"]["geometry"]["side_px"]
     with torch.device("meta"):  # only names
@@ -159,7 +157,6 @@ def export_network(source: Path, out: Path) -> str:
     """
     require_ending(out, ".safetensors")
     run = load_pose_run(source)
-    refuse_inputs(out, [run.path])
     learnt = dict(run.network.named_parameters())
     state = {key: _halved(value) if key in learnt else value for key, value in run.network.state_dict().items()}
     geometry, data = run.config.geometry, run.config.data[0]
@@ -177,12 +174,6 @@ def export_network(source: Path, out: Path) -> str:
 def _halved(tensor: Tensor) -> Tensor:
     half = tensor.half()
     return half if bool(half.isfinite().all()) else tensor
-
-
-def require_ending(out: Path, *endings: str) -> None:
-    """Refuse a file to write whose name has another ending."""
-    if out.suffix not in endings:
-        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected {' or '.join(endings)}")
 
 
 def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str]) -> None:

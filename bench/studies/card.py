@@ -56,7 +56,7 @@ def card(scale: ScaleName, name: str, shares: tuple[str, ...], seeds: tuple[int,
     and than SimCLR; and PeCLR with another version of the pose as positive is better than PeCLR. With all labels
     nothing is claimed. Each kind is pre-trained once, so that seeds give no interval over pre-trainings.
     """
-    labels = LABELS if scale == "paper" else dict.fromkeys(LABELS, _TOY_LABELS)
+    labels = {share: LABELS[share] if scale == "paper" else _TOY_LABELS for share in shares}
     pairs = [("peclr", "scratch"), ("peclr", "simclr"), ("version", "peclr")]
     return Study(
         name,
@@ -65,11 +65,7 @@ def card(scale: ScaleName, name: str, shares: tuple[str, ...], seeds: tuple[int,
         seeds=seeds,
         pretrain_seeds=1,
         pretrain=STARTS,
-        measured={
-            f"{start}_{share}": Arm(labels[share], start=start if start in STARTS else None)
-            for start in ("scratch", *STARTS)
-            for share in shares
-        },
+        measured=Arm.by_labels(STARTS, labels),
         compare=[
             Claim(f"{better}_{share}", f"{than}_{share}", metric)
             for share in shares

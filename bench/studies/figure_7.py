@@ -6,25 +6,10 @@ python -m peclr_dali.bench.studies.figure_7 --scale paper --list
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final, Literal
 
 from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.study import (
-    FREIHAND,
-    FREIHAND_VAL,
-    FROZEN,
-    RUNS,
-    SMALL_FINETUNE,
-    YOUTUBE_3D_HANDS,
-    Arm,
-    Claim,
-    Scale,
-    Studies,
-    Study,
-    hands,
-)
-from peclr_dali.bench.studies.table_1 import BEST
+from peclr_dali.bench.studies.study import FREIHAND_VAL, RUNS, SMALL, TWO_SOURCES, Arm, Claim, Scale, Studies, Study
 
 SHARES: Final = {"010": 0.1, "020": 0.2, "040": 0.4, "060": 0.6, "080": 0.8, "100": 1.0}
 
@@ -47,12 +32,8 @@ def label_fractions(network: Literal["rn152", "rn50"]) -> Study:
         measured_files=(f"configs/finetune_{network}.toml",),
         processes=8,
     )
-    pretrain = {"one": Arm(), "two": Arm(data=(FREIHAND, YOUTUBE_3D_HANDS))}
-    measured = {
-        f"{start}_{share}": Arm([f"data.label_fraction={fraction}"], start=start if start in pretrain else None)
-        for share, fraction in SHARES.items()
-        for start in ("scratch", *pretrain)
-    }
+    pretrain = {"one": Arm(), "two": Arm(data=TWO_SOURCES)}
+    labels = {share: [f"data.label_fraction={fraction}"] for share, fraction in SHARES.items()}
     pairs = [("one", "scratch"), ("two", "scratch"), ("two", "one")]
     compared = [(f"{better}_{share}", f"{than}_{share}") for share in SHARES for better, than in pairs]
     compare = [
@@ -61,7 +42,7 @@ def label_fractions(network: Literal["rn152", "rn50"]) -> Study:
         # "for 20% of labeled data, M_FH+YT3D performs almost on par with M_b using 40% of labeled data"
         Claim("scratch_040", "two_020", "epe_cm"),
     ]
-    return Study(name, at, RUNS / folder / "paper", measured, pretrain, compare, seeds=(0, 1))
+    return Study(name, at, RUNS / folder / "paper", Arm.by_labels(pretrain, labels), pretrain, compare, seeds=(0, 1))
 
 
 FEW: Final = {  # every fine-tuning takes about 400 steps
@@ -72,21 +53,10 @@ FEW: Final = {  # every fine-tuning takes about 400 steps
     "all": ("data.label_fraction=1.0", "train.epochs=1"),
 }
 
-SWITCHES: Final = {  # of PeCLR, one at a time: two pre-trainings of each
-    "no_translation": Arm(["geometry.translation_frac=0.0"]),  # the latent shift is 0 then
-    "no_scale": Arm(["geometry.scale=[1.0, 1.0]"]),
-    "no_rotation": Arm(["geometry.rotation_deg=[0.0, 0.0]"]),
-    "rotation_45": Arm(["geometry.rotation_deg=[-45.0, 45.0]"]),  # as in the paper
-    "simclr_best": BEST["simclr_best"],
-    "no_colour": Arm(["colour.jitter=none", "appearance.colour_drop_probability=0.0"]),
-    "temperature_050": Arm(["loss.temperature=0.5"]),  # as in the paper
-    # the paper's rule for the rate: as the root of the batch
-    "batch_128": Arm(["train.batch=128", "train.micro_batch=128", "optim.lr=1.4e-3"]),
-    "batch_512": Arm(["train.batch=512", "train.micro_batch=512", "optim.lr=2.8e-3"]),
-    "batch_1024": Arm(["train.batch=1024", "train.micro_batch=1024", "optim.lr=4e-3"]),  # 240 steps
-    "lars_off": Arm(["optim.trust_coefficient=1e6"]),  # the factor is then 1 for every tensor: Adam alone
-    "scenes_4": Arm(data=(hands(3600, 3, 4),)),  # all poses before the same four scenes
-    "scenes_3600": Arm(data=(hands(3600, 3, 3600),)),  # each pose before a scene of its own
+STARTS: Final = {
+    "simclr": Arm(["equivariance.variant=none"]),
+    "peclr": Arm(),
+    "version": Arm(["data.positive=version"]),
 }
 
 
@@ -96,38 +66,14 @@ def few_labels() -> Study:
     Written before the first run, for 3 % of the labels: PeCLR is better than no pre-training; than SimCLR with the same
     augmentations; and PeCLR with another version of the pose as positive is better than PeCLR. All else is secondary.
 
-    The recorded rows have three pre-trainings of each arm. With 3 % of the labels, most are fine-tuned from each with
-    six seeds (--seeds 0,1,...,17); with other shares, with two; `frozen` with one; SWITCHES from two pre-trainings with
-    two seeds each (--seeds 0,1,3,4). Minutes of one core with instructions for bf16: 6 for 20 epochs of pre-training,
-    20 for 60, 0.3 for a fine-tuning. Its rate is the best of 1e-3, 3e-3, 6e-3 and 1e-2 at 3 % of the labels with
-    run.seed = 100, from random numbers, PeCLR and another version alike.
+    Minutes of one core with instructions for bf16: 6 for a pre-training, 0.3 for a fine-tuning. Its rate is the best of
+    1e-3, 3e-3, 6e-3 and 1e-2 at 3 % of the labels with run.seed = 100, from random numbers, PeCLR and another version
+    alike.
     """
-    starts: dict[str, list[str]]
-    starts = {"simclr": ["equivariance.variant=none"], "peclr": [], "version": ["data.positive=version"]}
-    longer = {f"{name}_60": Arm([*keys, "train.epochs=60"]) for name, keys in starts.items()}
-    measured = {}
-    for share, keys in FEW.items():
-        measured[f"scratch_{share}"] = Arm(keys)
-        measured[f"frozen_{share}"] = Arm([*keys, "train.frozen=true"])
-        measured |= {f"{name}_{share}": Arm(keys, start=name) for name in starts}
-    measured |= {f"{name}_030": Arm(FEW["030"], start=name) for name in longer}
-    measured |= {name: Arm(FEW["030"], start=name) for name in SWITCHES}
-    frozen = ["train.frozen=true", "pose.features=layer2"]  # ridge regression on features in cells, all labels
-    measured |= {f"cells_{name}": Arm(frozen, start=name, by="probe") for name in ("peclr", "version")}
     pairs = [("peclr", "scratch"), ("peclr", "simclr"), ("version", "peclr"), ("version", "scratch")]
-    compare = [
-        *(Claim(f"{better}_{share}", f"{than}_{share}") for share in FEW for better, than in pairs),
-        *(Claim(f"{name}_60_030", "scratch_030") for name in ("peclr", "version")),
-        Claim("peclr_60_030", "simclr_60_030"),
-        Claim("version_60_030", "peclr_60_030"),
-        *(Claim(f"{name}_60_030", f"{name}_030") for name in starts),
-        Claim("cells_version", "cells_peclr"),
-        *(Claim(name, "peclr_030") for name in SWITCHES),
-    ]
-    pretrain = {**{name: Arm(keys) for name, keys in starts.items()}, **longer, **SWITCHES}
-    finetuned = (*SMALL_FINETUNE, "encoder.name=timm/test_resnet", "optim.lr=6e-3")
-    at, folder = replace(FROZEN["small"], measured=finetuned), RUNS / "shared" / "small"
-    return Study("few_labels", at, folder, measured, pretrain, compare, seeds=range(6), pretrain_seeds=3)
+    compare = [Claim(f"{better}_{share}", f"{than}_{share}") for share in FEW for better, than in pairs]
+    measured, folder = Arm.by_labels(STARTS, FEW), RUNS / "shared" / "small"
+    return Study("few_labels", SMALL, folder, measured, STARTS, compare, seeds=range(6), pretrain_seeds=3)
 
 
 STUDIES: Final[Studies] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -16,13 +15,12 @@ from peclr_dali.bench.measure import interval_of_mean
 from peclr_dali.bench.studies.study import Claim, Study
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation.errors import evaluation_config, evaluation_constants, mean_keypoints_px, measure
 from peclr_dali.train.pose.inference import Poses, estimate_poses
-from peclr_dali.train.pose.labels import labels_to_learn, with_true_root
+from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.pose.metrics import METRICS, confidence_intervals, metric_of
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.folder import RunFolder
@@ -75,26 +73,17 @@ def compare(study: Study, claim: Claim) -> Row:
 
 
 def measured(study: Study, seed: int, name: str, what: Literal["errors", "map"] = "errors") -> Arrays:
-    """What `measure_errors` or `measure_maps` gives for an arm's network.
-
-    It is kept in a file, and made again if the network or the choice of images changes. Read-outs are measured with the
-    true depth of the root: they would have it from the size of the predicted bones alone, which shrink where they are
-    unsure.
-    """
-    run, images = study.measurement(name, seed), study.held_out(name)
-    network, true_root = RunFolder(run.out, keep=1).checkpoints.latest(), run.command == "probe"
-    assert network is not None  # it was trained before
-    file = study.folder / f"seed_{seed}" / f"{what}_{run.command}_{name}.npz"
-    made_from = json.dumps([str(network), network.stat().st_mtime_ns, *images])
-    if file.exists():
-        with np.load(file) as saved:
-            if str(saved["made_from"]) == made_from:
-                return {key: saved[key] for key in saved.files if key != "made_from"}
-    trained = load_pose_run(network)
-    arrays = measure_errors(trained, images, true_root=true_root) if what == "errors" else measure_maps(trained, images)
-    with whole_file(file) as out:
-        np.savez(out, made_from=made_from, **arrays)  # type: ignore[arg-type]
-    return arrays
+    """What `measure_errors` or `measure_maps` gives for an arm's network. It is kept in a file in the run's folder."""
+    out = study.measurement(name, seed).out
+    file = out / f"{what}_{name}.npz"
+    if not file.exists():
+        network = RunFolder(out, keep=1).checkpoints.latest()
+        assert network is not None  # it was trained before
+        measured_by = measure_errors if what == "errors" else measure_maps
+        with whole_file(file) as opened:
+            np.savez(opened, **measured_by(load_pose_run(network), study.held_out(name)))  # type: ignore[arg-type]
+    with np.load(file) as saved:
+        return dict(saved)
 
 
 class HeldOut:
@@ -111,8 +100,8 @@ class HeldOut:
         return estimate_poses(self.run.network, index, self.labels.intrinsics, self.config, world, **options)
 
 
-def measure_errors(run: PoseRun, overrides: Sequence[str], *, true_root: bool = False) -> Arrays:
-    """Errors of a network on N held-out images, with the predicted depth of the root or the label's.
+def measure_errors(run: PoseRun, overrides: Sequence[str]) -> Arrays:
+    """Errors of a network on N held-out images.
 
     Returns:
         The table (N, K) of each metric that the labels allow, before the mean; and "groups", (N,) group numbers, as for
@@ -121,8 +110,6 @@ def measure_errors(run: PoseRun, overrides: Sequence[str], *, true_root: bool = 
     images = HeldOut(run, overrides)
     with progress_bar("measuring") as progress:
         poses = images.poses(images.index, progress=progress)
-    if true_root:
-        poses = with_true_root(poses, images.labels, HAND.keypoints.index(images.config.pose.root))
     tables = measure(run, images.config, images.index, images.labels, poses).errors.tables
     group = images.index.group
     return {**tables, "groups": np.arange(len(images.index)) if group is None else group}

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
 
 import click
 import numpy as np
@@ -18,7 +17,7 @@ from filelock import FileLock
 from peclr_dali.bench.commands import record_option
 from peclr_dali.bench.rows import append, describe_machine, markdown, read_rows
 from peclr_dali.bench.studies.measure import Row, compare, measure_constants, measured
-from peclr_dali.bench.studies.study import SCALES, Dataset, ScaleName, Studies, Study
+from peclr_dali.bench.studies.study import Dataset, ScaleName, Studies, Study
 from peclr_dali.errors import UserError
 from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.commands.options import SEED
@@ -50,7 +49,7 @@ def run_study(study: Study) -> Iterator[Row]:
                 row["probe_constant_epe_px"] = probes[-1].get("constant_epe_px_of_224")
             yield row
             continue
-        row |= {"by": run.command, "on": study.measured_on(name).root, "true_root": run.command == "probe"}
+        row["on"] = study.measured_on(name).root
         errors = {key: metric_of(table) for key, table in measured(study, seed, name).items() if key in METRICS}
         yield row | errors | {"published": study.measured[name].published}
         if study.maps:
@@ -63,11 +62,10 @@ def run_study(study: Study) -> Iterator[Row]:
 def _render(dataset: Dataset) -> None:
     """Render a dataset, unless it is finished or not rendered at all. A second process waits for the first."""
     if dataset.render is not None:
-        options: dict[str, Any] = dict(dataset.render)
         root = Path(dataset.root)
         root.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{root}.lock"), progress_bar(f"rendering {root}") as progress:
-            make_dataset(root, progress=progress, **options)
+            make_dataset(root, progress=progress, **dataset.render)
 
 
 def tables_of(rows: Sequence[Row]) -> str:
@@ -104,15 +102,13 @@ def tables_of(rows: Sequence[Row]) -> str:
     return f"{tables}\n{markdown(heads, compared)}" if compared else tables
 
 
-_SCALE: Final = "small: rendered hands and minutes on a CPU for each run; paper: the paper's datasets and settings."
-
-
 def main(studies: Studies) -> None:
     """The command of a file of studies."""
+    scales = "small: rendered hands and minutes on a CPU for each run; paper: the paper's datasets and settings."
     names = click.Choice(sorted({study.name for of_scale in studies.values() for study in of_scale}))
 
     @click.command(help=f"Run studies: {', '.join(names.choices)}. An interrupted study continues where it stopped.")
-    @click.option("--scale", type=click.Choice(SCALES), default="small", show_default=True, help=_SCALE)
+    @click.option("--scale", type=click.Choice([*studies]), default=next(iter(studies)), show_default=True, help=scales)
     @click.option("--study", "only", type=names, multiple=True, help="Run only this one; repeatable.")
     @click.option("--arm", "arms", multiple=True, metavar="NAME", help="Run only this arm; repeatable.")
     @click.option("--seeds", metavar="0,1,...", callback=_numbers, help="Run these; other processes can run others.")
@@ -124,7 +120,7 @@ def main(studies: Studies) -> None:
         scale: ScaleName, only: Sequence[str], arms: Sequence[str], seeds: Sequence[int], overrides: Sequence[str],
         files: Sequence[str], listed: bool, record: Path | None,
     ) -> None:  # fmt: skip
-        chosen = [study for study in studies.get(scale, ()) if study.name in (only or names.choices)]
+        chosen = [study for study in studies[scale] if study.name in (only or names.choices)]
         known = [name for study in chosen for name in study.measured]
         if unknown := [name for name in arms if name not in known]:
             raise UserError(f"there is no arm {unknown[0]!r}; expected one of {', '.join(known)}")

@@ -13,7 +13,6 @@ from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pretrain import pretrain
-from peclr_dali.train.read_out import fit_read_out
 
 Keys = Sequence[str]
 """Keys of a configuration, as for `--set`."""
@@ -28,7 +27,7 @@ class Dataset:
     root: str
     keys: Keys = ()  # further ones of `data`
     held_out: Keys = ("data.part=evaluation", "data.split=all")  # choose the images to measure on
-    render: Mapping[str, int] | None = None  # options of `make_dataset`, for hands that are rendered at first use
+    render: Mapping[str, Any] | None = None  # options of `make_dataset`, for hands that are rendered at first use
 
 
 @dataclass(frozen=True)
@@ -37,57 +36,48 @@ class Scale:
 
     data: Dataset  # of arms that name no other
     pretrain: Keys = ()  # of pre-trainings, over the files
-    measured: Keys = ()  # of fine-tunings and read-outs, over the files
+    measured: Keys = ()  # of fine-tunings, over the files
     pretrain_files: Sequence[str] = ()
     measured_files: Sequence[str] = ()
     processes: int = 1  # of a pre-training, in the commands that `--list` prints
 
 
-def hands(poses: int, seed: int, scenes: int, held_out: Keys = Dataset.held_out) -> Dataset:
-    """Rendered hands, each pose before one of so many scenes."""
-    render = {"poses": poses, "seed": seed, "scenes": scenes}
-    return Dataset(f".data/studies/hands_{poses}_{scenes}", held_out=held_out, render=render)
-
-
 # Scale small: rendered hands, minutes of one core. What differs from the paper, and why.
-HANDS_3500: Final = hands(3500, 2, 4)
-HANDS_3600: Final = hands(3600, 3, 300, ("data.split=val",))  # scenes shared by many poses do not name the image
+HANDS: Final = Dataset(
+    ".data/studies/hands_3600_300",  # scenes shared by many poses do not name the image
+    held_out=("data.split=val",),
+    render={"poses": 3600, "seed": 3, "scenes": 300},
+)
 """14,400 images. Held out: 1,440 images of 360 poses, which no network has seen."""
 
-_THREADS: Final = ("train.threads=1", "pipelines.threads=1")  # several seeds can run beside each other
-_FROM_RANDOM: Final = ("geometry.side_px=48", "encoder.name=resnet18", "encoder.weights=random", *_THREADS)
-"""Views with a seventh of the pixels of 128. ImageNet's weights know more than minutes of pre-training add."""
-
-SMALL_PRETRAIN: Final = (
-    *_FROM_RANDOM, "run.log_every=50", "run.checkpoint_every=200", "run.keep=1", "data.split=train",
-    "data.center_frac=0.45",  # rendered hands are smaller in the picture than FreiHAND's
-    "geometry.rotation_deg=[-180.0, 180.0]",  # rendered hands have every direction
-    "geometry.scale=[0.8, 1.25]",  # at twice the size half of the hand is outside
-    "appearance.colour_drop_probability=0.5",  # the colours of a scene tell images apart without the hand
-    "loss.temperature=0.2",  # with 0.5 errors were larger in so few steps, which is not shown
-    "optim.lr=2e-3", "optim.warmup_epochs=0.5",  # the paper's rule gives 1.1e-3 at this batch, for 100 epochs
-    "train.epochs=4", "train.batch=128", "train.micro_batch=128",  # 98 steps an epoch; with 2048 there were 6
+_SMALL: Final = (
+    "geometry.side_px=48",  # a seventh of the pixels of 128
+    "encoder.name=timm/test_resnet",  # timm's smallest ResNet: 0.5 million parameters
+    "encoder.weights=random",  # ImageNet's know more than minutes of pre-training add
+    "train.threads=1", "pipelines.threads=1",  # several seeds can run beside each other
+    "run.log_every=50", "run.keep=1",
 )  # fmt: skip
 
-LONGER_PRETRAIN: Final = (
-    *SMALL_PRETRAIN, "encoder.name=timm/test_resnet",  # timm's smallest ResNet: 0.5 million parameters
-    "optim.warmup_epochs=2.0", "train.epochs=20", "train.batch=256", "train.micro_batch=256", "probe.every_epochs=4",
+SMALL: Final = Scale(
+    HANDS,
+    pretrain=(
+        *_SMALL, "run.checkpoint_every=200", "data.split=train", "probe.every_epochs=4",
+        "data.center_frac=0.45",  # rendered hands are smaller in the picture than FreiHAND's
+        "geometry.rotation_deg=[-180.0, 180.0]",  # rendered hands have every direction
+        "geometry.scale=[0.8, 1.25]",  # at twice the size half of the hand is outside
+        "appearance.colour_drop_probability=0.5",  # the colours of a scene tell images apart without the hand
+        "loss.temperature=0.2",  # with 0.5 errors were larger in so few steps, which is not shown
+        "optim.lr=2e-3", "optim.warmup_epochs=2.0",  # the paper's rule gives 1.6e-3 at this batch, for 100 epochs
+        "train.epochs=20", "train.batch=256", "train.micro_batch=256",
+    ),
+    measured=(
+        *_SMALL, "run.checkpoint_every=225", "validation.every_epochs=0",
+        "data.box_margin=1.3",  # a tighter box than the default: more pixels of the hand
+        "geometry.translation_frac=0.06", "geometry.scale=[0.85, 1.15]",  # boxes from joints are well centred
+        "optim.lr=6e-3", "optim.warmup_epochs=0.5", "train.batch=32", "train.micro_batch=32",  # few steps
+    ),
 )  # fmt: skip
-"""1,000 steps of 256 images with a smaller encoder: 6 minutes of a core with instructions for bf16."""
-
-SMALL_FINETUNE: Final = (
-    *_FROM_RANDOM, "run.log_every=50", "run.checkpoint_every=225", "run.keep=1",
-    "data.box_margin=1.3",  # a tighter box than the default: more pixels of the hand
-    "geometry.translation_frac=0.06", "geometry.scale=[0.85, 1.15]",  # boxes from joints are well centred
-    "optim.lr=1e-3", "optim.warmup_epochs=0.5", "train.batch=32", "train.micro_batch=32",  # few steps
-    "validation.every_epochs=0",
-)  # fmt: skip
-
-SMALL_FROZEN: Final = (*SMALL_FINETUNE, "pose.head=mlp", "train.epochs=5", "train.frozen=true")
-"""The paper's two-layer MLP on a frozen encoder."""
-
-SMALL_READ_OUT: Final = (*_FROM_RANDOM, "data.box=center", "data.center_frac=0.45")
-"""For `by="probe"`: a linear head, fitted in one pass to the views of pre-training, in place of the paper's MLP."""
+"""A pre-training takes 1,000 steps of 256 images: 6 minutes of a core with instructions for bf16."""
 
 # Scale paper.
 FREIHAND: Final = Dataset("data/freihand")
@@ -96,10 +86,12 @@ FREIHAND_VAL: Final = Dataset("data/freihand", held_out=("data.split=val",))
 YOUTUBE_3D_HANDS: Final = Dataset(
     "data/youtube3d", ("data.source=youtube3d",), (*Dataset.held_out, "data.regressor=data/mano_regressor.npy")
 )
+TWO_SOURCES: Final = (FREIHAND, YOUTUBE_3D_HANDS)
 
-SHORT: Final = Scale(HANDS_3500, SMALL_PRETRAIN, SMALL_READ_OUT)
-FROZEN: Final = {
-    "small": Scale(HANDS_3600, LONGER_PRETRAIN, (*SMALL_FROZEN, "encoder.name=timm/test_resnet")),
+FROZEN: Final = {  # the paper's two-layer MLP on a frozen encoder
+    "small": replace(
+        SMALL, measured=(*SMALL.measured, "pose.head=mlp", "train.frozen=true", "optim.lr=1e-3", "train.epochs=5")
+    ),
     "paper": Scale(
         FREIHAND_VAL,
         pretrain=("data.split=train",),
@@ -108,18 +100,14 @@ FROZEN: Final = {
         processes=8,
     ),
 }
-ALL_LABELS: Final = {
-    # views half as large again as in pre-training, as 224 is to 128
-    "small": Scale(HANDS_3500, SMALL_PRETRAIN, (*SMALL_FINETUNE, "geometry.side_px=72", "train.epochs=4")),
-    "paper": Scale(
-        FREIHAND,
-        # The baseline starts from ImageNet, as the authors' pre-training does.
-        measured=("data.split=all", "validation.every_epochs=0", "encoder.weights=imagenet"),
-        pretrain_files=("configs/peclr_rn152.toml",),
-        measured_files=("configs/finetune_rn152.toml",),
-        processes=8,
-    ),
-}
+ALL_LABELS: Final = Scale(
+    FREIHAND,
+    # The baseline starts from ImageNet, as the authors' pre-training does.
+    measured=("data.split=all", "validation.every_epochs=0", "encoder.weights=imagenet"),
+    pretrain_files=("configs/peclr_rn152.toml",),
+    measured_files=("configs/finetune_rn152.toml",),
+    processes=8,
+)
 
 
 ScaleName = Literal["small", "paper"]
@@ -136,9 +124,17 @@ class Arm:
 
     # Of a measured arm:
     start: str | None = None  # the pre-training whose encoder it starts from, if not as configured
-    by: Literal["finetune", "probe"] = "finetune"  # "probe": a linear head on the frozen encoder, in closed form
     network: str | None = None  # another measured arm, whose network is measured on `on`; nothing is trained
     on: Dataset | None = None  # to measure on, if not the dataset of the training
+
+    @classmethod
+    def by_labels(cls, starts: Collection[str], labels: Mapping[str, Keys]) -> dict[str, Arm]:
+        """Arms "START_SHARE": fine-tuning with each share of the labels, from "scratch" and from each pre-training."""
+        return {
+            f"{start}_{share}": cls(keys, start=start if start in starts else None)
+            for share, keys in labels.items()
+            for start in ("scratch", *starts)
+        }
 
 
 class Claim(NamedTuple):
@@ -153,7 +149,7 @@ class Claim(NamedTuple):
 class Run(NamedTuple):
     """A run of one seed: its command, the files and keys of its configuration, and its folder."""
 
-    command: Literal["pretrain", "finetune", "probe"]
+    command: Literal["pretrain", "finetune"]
     files: Sequence[str]
     keys: list[str]
     out: Path
@@ -166,8 +162,8 @@ class Run(NamedTuple):
 
     def train(self) -> None:
         """Do the run, or the rest of it, unless it is finished."""
-        functions: dict[str, Any] = {"pretrain": pretrain, "finetune": finetune, "probe": fit_read_out}
-        functions[self.command](self.config, "auto")
+        train: Any = pretrain if self.command == "pretrain" else finetune
+        train(self.config, "auto")
 
     def shell_command(self, processes: int) -> str:
         """A command that does the same; with several processes, if it is a pre-training whose batch allows it."""
@@ -214,13 +210,13 @@ class Study:
         return Run("pretrain", self.at.pretrain_files, keys, out)
 
     def measurement(self, name: str, seed: int) -> Run:
-        """The fine-tuning or read-out that makes the network of a measured arm."""
+        """The fine-tuning that makes the network of a measured arm."""
         trained = self.measured[name].network or name
         arm = self.measured[trained]
-        out = self.folder / f"seed_{seed}" / f"{arm.by}_{trained}"
+        out = self.folder / f"seed_{seed}" / f"finetune_{trained}"
         keys = self._keys(arm, self.at.measured, seed, out)
         keys += [] if arm.start is None else [f"encoder.weights={self.pretraining(arm.start, seed).out}"]
-        return Run(arm.by, self.at.measured_files, keys, out)
+        return Run("finetune", self.at.measured_files, keys, out)
 
     def runs(self) -> Iterator[tuple[str, int, Run]]:
         """Arm, seed and run of everything to do, each after what it starts from."""

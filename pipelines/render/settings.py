@@ -17,7 +17,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import PipelinesConfig
-from peclr_dali.pipelines.samples.box_check import sampled_sizes_px
+from peclr_dali.pipelines.samples.box_check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.pipelines.views.plan import MAX_HALVINGS, most_halvings
@@ -35,6 +35,9 @@ and undo their Huffman code, and DALI gives each its own buffers, on the GPU and
 
 _WITH_JPEG_ENGINES: Final = ((8, 0), (9, 0), (10, 0))
 """Compute capabilities of the GPUs with engines that decode JPEGs beside the cores: A100, H100 and H200, B200."""
+
+_SIZES_READ: Final = 32
+"""Number of images whose size is read."""
 
 _HINT_STEP_PX: Final = 64
 _LARGEST_HINT_PX: Final = 4096
@@ -103,7 +106,7 @@ def choose_settings(
         UserError: the configuration asks for a GPU, and `device` is none.
     """
     decoder, views, why = _where_pixels_are_made(config, device)
-    sizes_px = sampled_sizes_px(index)
+    sizes_px = image_sizes_px(index.read, spread(len(index), _SIZES_READ), stored=True)
     pixels = int(sizes_px.prod(axis=1).max(initial=0))
     share = max(1, available_cores() // processes_here)
     return Settings(

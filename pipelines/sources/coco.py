@@ -16,7 +16,7 @@ import numpy.typing as npt
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, file_name, parse_json
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.box_check import spread, upright_sizes_px
+from peclr_dali.pipelines.samples.box_check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.label_files import coco_annotations, dataset_file
@@ -115,14 +115,14 @@ def _require_sizes(file: Path, index: Index, images: Sequence[dict[str, Any]], b
         box: (N, 4), `bbox` of each annotation. The far edges of corners would lie outside of most images.
     """
     rows = spread(len(index), _LOOKED_AT)
-    sizes_px = upright_sizes_px(index, rows)
+    sizes_px = image_sizes_px(index.read, rows)
     outside = (box[rows, :2] + box[rows, 2:] > sizes_px[:, ::-1]).any(axis=1)
     if 2 * outside.sum() > len(rows) and (box[rows, 2:] <= sizes_px[:, ::-1]).all():
         raise UserError(
             f"{file}: most boxes end outside of their images; expected bbox as x, y, width, height. Are these the "
             "corners x0, y0, x1, y1? Then subtract x0, y0."
         )
-    for row, (height, width) in zip(rows.tolist(), sizes_px.tolist(), strict=True):
+    for row, (height, width) in zip(rows, sizes_px.tolist(), strict=True):
         said = images[row].get("width"), images[row].get("height")
         if height and all(said) and said not in ((width, height), (height, width)):
             raise UserError(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.box_check import read_upright_size_px
+from peclr_dali.pipelines.samples.box_check import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.label_files import (
@@ -79,14 +79,14 @@ def load_freihand(config: DataConfig) -> Index:
 
     paths, keypoints_px = [_name(part, image) for image in images.tolist()], None
     first = root / paths[0]
-    size_px = read_upright_size_px(lambda: read_file(str(first)))  # height, width
+    size_px = image_sizes_px(read_file, [str(first)])[0]  # height, width; 0 if it cannot be read
     if {"K", "xyz"} <= labels.keys():  # one row per pose, before they are repeated for the versions
         of_poses = project_px(labels["K"], labels["xyz"])
-        if size_px is not None:
+        if size_px.all():
             _require_size(first, size_px, labels["K"], of_poses)
         keypoints_px = of_poses.astype(np.float32)[images % poses]
     if box == "center":
-        if size_px is None:
+        if not size_px.all():
             raise UserError(
                 f"{first}: not a readable image; box 'center' takes the size of all images from it. Replace it."
             )
@@ -165,7 +165,7 @@ def _check_camera_frame(file: Path, name: str, rows: npt.NDArray[np.float64]) ->
 
 
 def _require_size(
-    image: Path, size_px: tuple[int, int], cameras: npt.NDArray[np.float64], keypoints_px: npt.NDArray[np.float64]
+    image: Path, size_px: npt.NDArray[np.int64], cameras: npt.NDArray[np.float64], keypoints_px: npt.NDArray[np.float64]
 ) -> None:
     """Raise a `UserError` if the labels belong to images of another size than one of a height and width.
 

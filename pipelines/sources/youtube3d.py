@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.box_check import read_upright_size_px
+from peclr_dali.pipelines.samples.box_check import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.label_files import (
@@ -208,10 +207,10 @@ def _scales(
             continue
         video = (path.rpartition("/")[0], *size_px[row].tolist())
         if video not in of_video:
-            stored_px = read_upright_size_px(partial(read_file, str(root / path)))
-            if stored_px is None:  # the loader reports it later
+            stored_px = image_sizes_px(read_file, [str(root / path)])[0]
+            if not stored_px.all():  # the loader reports it later
                 continue
-            scale = np.array(stored_px[::-1]) / size_px[row]
+            scale = stored_px[::-1] / size_px[row]
             of_video[video] = scale if abs(scale[0] / scale[1] - 1) <= _SAME_SHAPE else np.full(2, np.nan)
         scales[row] = of_video[video]
     return scales

@@ -28,10 +28,8 @@ def test_the_toy_runs_all_the_way(tmp_path: Path) -> None:
 
 def test_pre_training_is_as_shipped() -> None:
     """But for data, weights at the start, and how often something is saved and probed."""
-    files = [Path("configs/peclr_rn50.toml"), Path("configs/cards/h100.toml")]
-    shipped = load_config(Config, files, ["encoder.weights=random"])
-    made = card("paper", "card", ("010",), (0,)).pretraining("peclr", 0).config
-    assert replace(made, run=shipped.run, data=shipped.data, probe=shipped.probe) == shipped
-    best = load_config(Config, [Path("configs/simclr_rn50.toml"), files[1]], ["encoder.weights=random"])
-    simclr = card("paper", "card", ("010",), (0,)).pretraining("simclr", 0).config
-    assert replace(simclr, run=best.run, data=best.data, probe=best.probe) == best
+    study, overlay = card("paper", "card", ("010",), (0,)), Path("configs/cards/h100.toml")
+    for arm in ("peclr", "simclr"):
+        shipped = load_config(Config, [Path(f"configs/{arm}_rn50.toml"), overlay], ["encoder.weights=random"])
+        made = study.pretraining(arm, 0).config
+        assert replace(made, run=shipped.run, data=shipped.data, probe=shipped.probe) == shipped

@@ -8,21 +8,21 @@ from PIL import Image
 
 from peclr_dali.pipelines.loader import PixelBuffers
 from peclr_dali.pipelines.render.settings import samples_in_chunk
-from peclr_dali.pipelines.samples.box_check import sampled_sizes_px
+from peclr_dali.pipelines.samples.box_check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 
 
-def test_the_largest_image_of_a_sample_is_found(tmp_path: Path) -> None:
-    names = [f"{number:02}.jpg" for number in range(40)]
-    for name in names:
-        Image.new("RGB", (64, 48)).save(tmp_path / name)
-    index = Index("images", tmp_path, names, np.zeros((40, 3), np.float32))
-    assert sampled_sizes_px(index).max(0).tolist() == [48, 64]
-    (tmp_path / names[0]).write_bytes(b"not an image")
-    (tmp_path / names[20]).unlink()
-    assert sampled_sizes_px(index).max(0).tolist() == [48, 64]
-    Image.new("RGB", (513, 512)).save(tmp_path / names[39], "PNG")  # whatever its name says
-    assert sampled_sizes_px(index).max(0).tolist() == [512, 513]
+def test_sizes_are_those_of_the_headers(tmp_path: Path) -> None:
+    """Whatever the name says; 0 without an image; turned as displayed, or as stored."""
+    Image.new("RGB", (513, 512)).save(tmp_path / "a.jpg", "PNG")
+    (tmp_path / "b.jpg").write_bytes(b"not an image")
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.new("RGB", (64, 48)).save(tmp_path / "c.jpg", exif=exif)
+    index = Index("images", tmp_path, ["a.jpg", "b.jpg", "c.jpg", "missing.jpg"], np.zeros((4, 3), np.float32))
+    assert image_sizes_px(index.read, range(4)).tolist() == [[512, 513], [0, 0], [64, 48], [0, 0]]
+    assert image_sizes_px(index.read, range(4), stored=True).tolist() == [[512, 513], [0, 0], [48, 64], [0, 0]]
+    assert [spread(0, 3), spread(2, 3), spread(9, 3)] == [[], [0, 1], [0, 4, 8]]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def fit(run: Path, module: Recorder, *, limit: int) -> bool:
     """
     saves, last = module.ranks[0] == 0, run / "last.ckpt"
     trainer = Trainer(
-        max_steps=EPOCHS * limit,  # with max_epochs, Lightning 2.6 does not load every state; docs/library.md says when
+        max_steps=EPOCHS * limit,  # with max_epochs, Lightning 2.6 does not load every state
         limit_train_batches=limit,
         accelerator="cpu",
         callbacks=[ModelCheckpoint(run, save_last=True, save_top_k=0, every_n_train_steps=2)] * saves,

@@ -6,7 +6,7 @@ import csv
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,7 @@ LEFT_PX: Any = np.linspace([1.0, 12], [31.5, 32.5], 21)
 RIGHT_PX: Any = np.linspace([40.0, 12], [60, 22], 21)
 
 
-def two_hands(root: Path, name: str) -> list[list[str]]:
+def two_hands(new_detector: Any, root: Path, name: str) -> list[list[str]]:
     return [hand_row(name, hand, points) for hand, points in (("left", LEFT_PX), ("right", RIGHT_PX))]
 
 
@@ -44,7 +44,6 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("1.jpg", "2.jpg"):
         (tmp_path / "a" / name).write_bytes(b"")
     monkeypatch.setattr(find_boxes, "rows_of", two_hands)
-    monkeypatch.setattr(find_boxes, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
     monkeypatch.setattr(sys, "argv", ["find_boxes.py", "a", "boxes.csv"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -125,15 +124,13 @@ def test_an_image_on_which_the_detector_fails_is_unreadable(photos: Path, monkey
                 raise RuntimeError
             return SimpleNamespace(multi_hand_landmarks=None, multi_handedness=None)
 
-    first = Detector()
-    monkeypatch.setattr(find_boxes, "_detector", first, raising=False)
-    monkeypatch.setattr(find_boxes, "_new_detector", Detector, raising=False)
+    find = partial(rows_of, Detector, Path("a"))
     fails = True
-    assert rows_of(Path("a"), "1.jpg") == [row_without_hand("1.jpg", "unreadable")]
+    assert find("1.jpg") == [row_without_hand("1.jpg", "unreadable")]
     fails = False
-    assert rows_of(Path("a"), "1.jpg") == [row_without_hand("1.jpg", "none")]
-    assert (first.images, find_boxes._detector.images) == (1, 2)
-    assert rows_of(Path("a"), "2.jpg") == [row_without_hand("2.jpg", "unreadable")]
+    assert find("1.jpg") == [row_without_hand("1.jpg", "none")]
+    assert find_boxes._thread.detector.images == 2
+    assert find("2.jpg") == [row_without_hand("2.jpg", "unreadable")]
 
 
 def require_detector() -> None:

@@ -14,7 +14,7 @@ from peclr_dali.train.data import decode
 KILL, ABORT, EXIT, HANG, COSTLY = (b"kill", b"abort", b"exit", b"hang", b"costly")
 
 
-def mortal_decode(settings: Settings, files: Sequence[ImageFile]) -> list[bool]:
+def mortal_decode(settings: Settings, files: Sequence[ImageFile]) -> bool:
     """DALI's decoder with a defect that some bytes behind an image's end set off."""
     endings = [bytes(file.encoded[-8:]).lstrip(b"\0") for file in files]
     if KILL in endings:
@@ -30,6 +30,6 @@ def mortal_decode(settings: Settings, files: Sequence[ImageFile]) -> list[bool]:
     return decode(settings, files)
 
 
-def never_starts(settings: Settings, files: Sequence[ImageFile]) -> list[bool]:
+def never_starts(settings: Settings, files: Sequence[ImageFile]) -> bool:
     """A decoder for which there is no memory."""
     os._exit(1)

@@ -1,10 +1,14 @@
 """The optimiser of a configuration, and the learning rate over a run."""
 
 import itertools
+import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
+from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig, ProjectorConfig
 from peclr_dali.models.encoders import build_encoder
 from peclr_dali.models.network import build_projector
@@ -60,6 +64,17 @@ def test_frozen_parameters_and_empty_groups_are_left_out() -> None:
     assert [
         build_optimizer(OptimConfig(lars=on), model.named_parameters(), 1).least_dims for on in ("all", "weights")
     ] == [0, 2]
+
+
+def test_the_inner_adam_is_apexs_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, parameters = OptimConfig(backend="apex"), [*nn.Linear(2, 2).named_parameters()]
+    monkeypatch.setitem(sys.modules, "apex.optimizers", None)
+    with pytest.raises(UserError, match=r'"apex".*github.com/NVIDIA/apex.*"torch"'):
+        build_optimizer(config, parameters, 1)
+    stand_in = SimpleNamespace(FusedAdam=type("FusedAdam", (torch.optim.Adam,), {}))
+    monkeypatch.setitem(sys.modules, "apex.optimizers", stand_in)
+    assert type(build_optimizer(config, parameters, 1).inner) is stand_in.FusedAdam
+    assert type(build_optimizer(OptimConfig(), parameters, 1).inner) is torch.optim.Adam
 
 
 def test_learning_rate_factor_at_its_ends() -> None:

@@ -138,7 +138,7 @@ def test_the_demo_shows_what_pretraining_gives(tmp_path: Path, record: Record) -
     figures |= {f"difference_{name}": round(value, 2) for name, value in difference.items()}
     figures["scratch_epe_px"] = round(comparison["other"]["metrics"]["epe_px"]["value"], 2)
     record("networks", network="make demo", measured_on="80 hands", minutes=round(minutes, 2), **figures)
-    assert "“pre-trained” is better than “from scratch”: " in (clone / "runs" / "report.html").read_text()
+    assert "“finetune_demo” is better than “demo_scratch”: " in (clone / "runs" / "report.html").read_text()
     assert difference["high"] < 0
     first, *_, last = RunFolder(clone / "runs" / "demo", keep=1).read_validations()
     assert last["epe_px_of_224"] < min(first["epe_px_of_224"], last["constant_epe_px_of_224"]) - 2

@@ -17,11 +17,13 @@ from peclr_dali.train.commands.options import (
     FILE,
     PATH,
     SEED,
-    WORKERS,
     config_options,
+    force_option,
     pretraining_config,
     say,
+    workers_option,
 )
+from peclr_dali.writing import require_new
 
 
 @click.command("make-data")
@@ -36,7 +38,7 @@ from peclr_dali.train.commands.options import (
 @click.option(
     "--varied", is_flag=True, help="Cameras from all directions, hands of all sizes, more sleeves and held objects."
 )
-@click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
+@workers_option("Processes.")
 def make_data(out: Path, poses: int, **options: Any) -> None:
     """Render hands in FreiHAND's layout, as data for a first try.
 
@@ -55,7 +57,8 @@ def make_data(out: Path, poses: int, **options: Any) -> None:
 @config_options
 @click.argument("out", type=FILE)
 @click.option("--samples", default=24, show_default=True, type=COUNT, help="Number of images, each in two views.")
-def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
+@force_option
+def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int, force: bool) -> None:
     """Draw the views that a configuration makes.
 
     They are written to OUT (a .png). Keypoints are transformed by the views' matrices.
@@ -66,8 +69,8 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     from peclr_dali.train.runs.log import configure_logging
 
     configure_logging()
-    if not out.exists():  # for a file that exists, `preview` checks whether it is an image of the data
-        refuse_among_images(out, config.data)
+    refuse_among_images(out, config.data)
+    require_new(out, force=force)
     preview(config, out, samples=samples)
     say(f"{out}")
 
@@ -75,7 +78,8 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
 @click.command("check-data")
 @config_options
 @click.argument("out", type=FILE)
-def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> None:
+@force_option
+def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force: bool) -> None:
     """List the images of a configuration that cannot be used.
 
     Every image is decoded once; OUT is a .jsonl.
@@ -87,6 +91,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
     The exit code is 0 if every image can be used, 1 if some cannot, and 2 if none can or the check failed.
     """
     config = pretraining_config(files, overrides)
+    require_new(out, force=force)  # before the work, which may take hours
     from peclr_dali.pipelines.sources import load_index
     from peclr_dali.train.data import check_data as check
     from peclr_dali.train.distributed.world import described_world
@@ -114,10 +119,11 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
 @config_options
 @click.argument("out", type=PATH)
 @click.option("--per-tar", default=8192, show_default=True, type=click.IntRange(1, 10**9), help="Images per tar file.")
-@click.option("--workers", default=None, type=WORKERS, help="Threads that read.  [default: one per core]")
+@workers_option("Threads that read.")
 @click.option("--index", "index_only", is_flag=True, help="Write only the index of the tar files that OUT holds.")
+@force_option
 def pack(
-    files: Sequence[Path], overrides: Sequence[str], out: Path, per_tar: int, workers: int | None, index_only: bool
+    files: Sequence[Path], overrides: Sequence[str], out: Path, index_only: bool, force: bool, **options: int
 ) -> None:
     """Pack the images of a configuration into tar files.
 
@@ -133,13 +139,14 @@ def pack(
         raise UserError(f"{out} is an address: tar files are written to a folder. Name one, and copy it there later.")
     if index_only:
         from peclr_dali.pipelines.sources.shards.pack import index_tars
+        from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE
         from peclr_dali.train.runs.log import progress_bar
 
+        require_new(out / INDEX_FILE, force=force)  # that of `pack` has the labels
         with progress_bar("indexing") as progress:
             packed = index_tars(out, progress=progress)
     else:
         config = pretraining_config(files, overrides)
-        from peclr_dali.machine import available_cores
         from peclr_dali.pipelines.sources import load_index
         from peclr_dali.pipelines.sources.shards import choices
         from peclr_dali.pipelines.sources.shards.pack import pack as run
@@ -150,10 +157,7 @@ def pack(
             raise UserError(f"{1 + len(others)} tables [[data]]: tar files hold one source. Pack each by itself.")
         index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads them
         with progress_bar("packing") as progress:
-            packed = run(
-                index, out, per_tar=per_tar, workers=workers or available_cores(), progress=progress,
-                chosen=choices(source),
-            )  # fmt: skip
+            packed = run(index, out, progress=progress, chosen=choices(source), **options)
     for path, reason in list(packed.left_out.items())[:5]:
         say(f"  {path}: {reason}", err=True)
     if packed.left_out:

@@ -12,7 +12,8 @@ import click
 
 from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands.options import COUNT, FILE, PATH, config_options, say
+from peclr_dali.train.commands.options import COUNT, FILE, PATH, config_options, force_option, say
+from peclr_dali.writing import require_new
 
 
 @click.command()
@@ -41,6 +42,7 @@ from peclr_dali.train.commands.options import COUNT, FILE, PATH, config_options,
     "regular expression finds the same text, such as '^(.*)/'.  [default: the data's, such as FreiHAND's poses]",
 )
 @click.option("--worst", default=24, show_default=True, type=COUNT, help="Number of poses in worst.png.")
+@force_option
 def evaluate(
     run: Path, files: Sequence[Path], overrides: Sequence[str], data: str | None, submission: bool, **options: Any
 ) -> None:
@@ -110,6 +112,7 @@ def evaluate(
     metavar="N",
     help="Draw the first N predictions; 0: none.",
 )
+@force_option
 def predict(
     run: Path, images: Sequence[str], out: Path, box: str | None, scale_m: float | None, **options: Any
 ) -> None:
@@ -168,7 +171,8 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
 @click.option("--out", default="report.html", show_default=True, type=FILE, help="File of the page.")
 @click.option("--predictions", default=None, type=PATH, help="Folder with results of predict.")
 @click.option("--title", default=None, help="Title of the page.")
-def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str | None) -> None:
+@force_option
+def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str | None, force: bool) -> None:
     """Write one page about RUNs, with their pictures.
 
     \b
@@ -182,8 +186,9 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
     it also computes the nearest neighbours of a few images, before and after pre-training; this needs the run's
     checkpoint and images.
     """
-    from peclr_dali.train.report.write import write_report
+    from peclr_dali.train.report.write import is_report, write_report
 
+    require_new(out, force=force or is_report(out))
     write_report(runs, out, predictions=predictions, title=title)
     say(f"{out}")
 
@@ -191,7 +196,8 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("out", type=FILE)
-def convert(source: Path, out: Path) -> None:
+@force_option
+def convert(source: Path, out: Path, force: bool) -> None:
     """Convert a pose network of PeCLR's authors to a checkpoint.
 
     \b
@@ -204,6 +210,7 @@ def convert(source: Path, out: Path) -> None:
     from peclr_dali.train.weights import convert as run
 
     configure_logging()
+    require_new(out, force=force)
     say(run(source, out))
 
 
@@ -218,7 +225,8 @@ def convert(source: Path, out: Path) -> None:
     help="Write the whole pose network in half precision, for predict, evaluate and finetune.",
 )
 @click.option("--half", is_flag=True, help="Write OUT in half precision, a file of half the size.")
-def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None, half: bool) -> None:
+@force_option
+def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None, half: bool, force: bool) -> None:
     """Write a trained encoder for torchvision or timm, or as ONNX.
 
     \b
@@ -243,6 +251,7 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
         )
     if len({file.resolve() for file in files}) < len(files):
         raise UserError(f"{files[-1]}: is named for two files, and the second would replace the first: name another")
+    require_new(*files, force=force)
     if out is not None:
         say(f"{out}: {export_encoder(source, out, half=half)}")
     if onnx is not None:

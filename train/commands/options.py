@@ -12,6 +12,7 @@ import click
 
 from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
 from peclr_dali.errors import printable
+from peclr_dali.machine import available_cores
 from peclr_dali.parsing import is_left_to_shell
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ class PathOfUser(click.Path):
 
 COUNT = click.IntRange(1, LARGEST_COUNT)
 SEED = click.IntRange(0, LARGEST_SEED)
-WORKERS = click.IntRange(1, 1024)
 PATH = PathOfUser(path_type=Path)
 FILE = PathOfUser(path_type=Path, dir_okay=False)
 
@@ -57,6 +57,17 @@ def run_options(command: F) -> F:
     resume = click.option("--resume", type=choice, default="never", show_default=True, help=newest)
     printing = click.option("--print-config", is_flag=True, help="Print the complete configuration as TOML and exit.")
     return out(resume(printing(command)))
+
+
+def workers_option(text: str) -> Callable[[F], F]:
+    """Add `--workers`."""
+    kind = click.IntRange(1, 1024)
+    return click.option("--workers", default=available_cores, show_default="one per core", type=kind, help=text)
+
+
+def force_option(command: F) -> F:
+    """Add `--force`."""
+    return click.option("--force", is_flag=True, help="Replace files that are there already.")(command)
 
 
 def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:

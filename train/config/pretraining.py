@@ -102,6 +102,7 @@ class OptimConfig:
         clip: let LARS lower the learning rate of a tensor, but not raise it.
         eps: added to the denominator of LARS.
         lars: tensors that LARS scales: "all", or "weights": no biases and no norm parameters.
+        backend: the inner Adam: torch's, fused, or "apex": NVIDIA apex's FusedAdam, if it is installed.
         decay_exempt: parameters without weight decay. "paper": all biases and norm parameters. "upstream": parameters
             with "bias" or "bn" in their names in the authors' code; the norm weights of stem, downsampling and
             projector then decay.
@@ -115,6 +116,7 @@ class OptimConfig:
     clip: bool = True
     eps: NotNegative = 1e-8
     lars: Literal["all", "weights"] = "all"
+    backend: Literal["torch", "apex"] = "torch"
     decay_exempt: Literal["paper", "upstream"] = "paper"
     warmup_epochs: Epochs = 10.0
 

@@ -15,7 +15,7 @@ import numpy as np
 from rich.table import Table
 
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import require_results_of
+from peclr_dali.pipelines.config import refuse_among_images
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.distributed.world import single_process
@@ -28,13 +28,13 @@ from peclr_dali.train.evaluation.errors import (
     measure,
     trained_on,
 )
-from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
+from peclr_dali.train.evaluation.two_pass_crop import SUBMISSION, estimate_in_two_passes, save_submission
 from peclr_dali.train.pose.inference import Progress, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.metrics import LEAST_GROUPS
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS
-from peclr_dali.writing import write_text
+from peclr_dali.writing import require_own_results, write_text
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ def evaluate(
     submission: bool,
     proper_rotation: bool,
     groups: str | None = None,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> Evaluated:
     """Measure a fine-tuned network, and write results and pictures.
@@ -74,6 +75,7 @@ def evaluate(
         compare: another run to measure on the same images.
         crop: crop by the data's boxes, or without boxes in the authors' two passes.
         groups: groups for the intervals, see `grouped`; by default those of the data, such as FreiHAND's poses.
+        force: write into `out` even if files there are not of this command, and replace them.
 
     Raises:
         UserError: a run, the data or the folder cannot be used.
@@ -81,6 +83,9 @@ def evaluate(
     runs = [load_pose_run(path) for path in (source, compare) if path is not None]  # before the work, in case one fails
     run = runs[0]
     config = evaluation_config(run, files, overrides)
+    folder = out or (source if source.is_dir() else source.parent) / "evaluation"
+    refuse_among_images(folder, config.data)
+    require_own_results(folder, [*RESULTS, *(SUBMISSION if submission else [])], force=force)
     world = single_process(config.train.device)
     index = load_index(config.data)
     index = index if groups is None else grouped(index, groups)
@@ -90,7 +95,7 @@ def evaluate(
             f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part, or draw "
             "its poses with 'predict'"
         )
-    folder = _folder(out, source)
+    folder.mkdir(parents=True, exist_ok=True)
     estimate = partial(_ESTIMATES[crop], world=world)
     poses = estimate(run.network, index, labels.intrinsics, config, progress=progress)
     written = list(save_submission(folder, poses, labels)) if submission else []
@@ -166,13 +171,6 @@ def _title(evaluation: Evaluation) -> str:
     errors = evaluation.errors
     left_out = f", left out: {errors.reasons}" if errors.reasons else ""
     return f"{evaluation.run.path}, {errors.measured} hands{left_out}"
-
-
-def _folder(out: Path | None, source: Path) -> Path:
-    folder = out or (source if source.is_dir() else source.parent) / "evaluation"
-    require_results_of("evaluate", folder, RESULTS, lambda found: found["checkpoint"])
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _name(run: PoseRun) -> str:

@@ -27,6 +27,8 @@ FIRST_BOX_FRAC = 0.33
 """Side of the first pass's box, which is in the middle of the image, over the image's longer side."""
 BOX_IN_VIEW = 0.7
 """Side of a box over the side of the view around it."""
+SUBMISSION = ("pred.json", "pred.zip")
+"""The files that `save_submission` writes."""
 
 
 def estimate_in_two_passes(
@@ -153,7 +155,7 @@ def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> tuple[Pat
         )
     vertices = [[0.0, 0.0, 0.0]] * 778  # vertices of MANO; only the mesh's metrics use them
     content = [joints_m.tolist(), [vertices] * len(joints_m)]
-    as_json, as_zip = folder / "pred.json", folder / "pred.zip"
+    as_json, as_zip = (folder / name for name in SUBMISSION)
     write_text(as_json, json.dumps(content))
     with whole_file(as_zip) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.write(as_json, "pred.json")

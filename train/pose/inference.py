@@ -19,7 +19,6 @@ from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, without_augmentation
-from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.all_ranks import on_all_ranks
@@ -133,40 +132,35 @@ def estimate_poses(
     count = len(index)
     # Rows of each rank in a step, including surplus rows of the last step.
     each = -(-min(config.validation.batch, count) // world.world_size)
-    step_rows = each * world.world_size
-    rows = -(-count // step_rows) * step_rows
-    samples = torch.zeros(rows, dtype=torch.int64)
-    keypoints_px, joints = (torch.zeros(rows, len(HAND), columns, dtype=torch.float64) for columns in (2, 3))
-    matrices = torch.zeros(rows, 2, 3, dtype=torch.float64)
+    parts: list[tuple[Tensor, ...]] = []
     images: dict[int, npt.NDArray[np.uint8]] = {}
 
     def estimate_share() -> None:
         with canonical_loader(index, np.arange(count), each, config, world, rotation_deg) as loader:
             for step, made in enumerate(loader):
-                view = made.to(world.device).views[0]
-                source = to_device(intrinsics[made.samples[:, 0].numpy()], world.device).to(dtype)
+                view, rows = made.to(world.device).views[0], made.samples[:, 0]
+                source = to_device(intrinsics[rows.numpy()], world.device).to(dtype)
                 of_view = view_intrinsics(source, view.source_to_view_px)  # not in 16 bits
                 with inference(world.device, autocast_dtype):
                     output = network(view.image, of_view)
                 affine = view.source_to_view_px.double().cpu()
-                samples[made.positions] = made.samples[:, 0]
-                keypoints_px[made.positions] = from_view(output.keypoints_px.double().cpu(), affine)
-                joints[made.positions] = output.joints.double().cpu()
-                matrices[made.positions] = affine
+                in_source = from_view(output.keypoints_px.double().cpu(), affine)
+                parts.append((made.positions, rows, in_source, output.joints.double().cpu(), affine))
                 for row, position in enumerate(made.positions.tolist()):
                     if len(images) < keep_images and position < count:
                         images[position] = view.image[row].permute(1, 2, 0).cpu().numpy()
                 if progress is not None:
-                    progress(min((step + 1) * step_rows, count), count)
+                    progress(min((step + 1) * each * world.world_size, count), count)
 
     on_all_ranks(world, estimate_share)
-    for table in (samples, keypoints_px, joints, matrices):
-        world.sum_(table)  # exact, since only one number of each sum is not zero
+    of_all_ranks = [part for of_rank in world.gather_objects(parts) for part in of_rank]
+    positions, *tables = (torch.cat(columns) for columns in zip(*of_all_ranks, strict=True))
+    in_order = positions.argsort()[:count]  # without the surplus rows
+    samples, in_px, in_3d, affine = (table[in_order].numpy() for table in tables)
     side_px = config.geometry.side_px
-    found, in_px, in_3d, affine = (table[:count].numpy() for table in (samples, keypoints_px, joints, matrices))
     return Poses(
-        found,
-        with_wrist(in_px, in_3d, intrinsics[found], config.pose),
+        samples,
+        with_wrist(in_px, in_3d, intrinsics[samples], config.pose),
         in_3d,
         np.array(list(images), np.int64),
         np.stack(list(images.values())) if images else np.empty((0, side_px, side_px, 3), np.uint8),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -187,18 +187,6 @@ class Errors:
     def reasons(self) -> str:
         """The reasons why samples are not measured, with counts; empty if all are measured."""
         return ", ".join(f"{count} {reason}" for reason, count in self.left_out.items() if count)
-
-
-def with_true_root(poses: Poses, labels: PoseLabels, root: int) -> Poses:
-    """The poses of N images with the label's depth of the root, keypoint `root`, where there is one.
-
-    Each keypoint moves along its ray, so that its pixel and its depth relative to the root stay. EPE and AUC then do
-    not measure how well the distance to the camera is known.
-    """
-    depth = poses.joints[..., 2]
-    true_depth = labels.joints[:, root, 2].astype(np.float64) / labels.scale_m
-    moved = poses.joints * ((depth - depth[:, [root]] + true_depth[:, None]) / depth)[..., None]
-    return replace(poses, joints=np.where(np.isfinite(true_depth)[:, None, None], moved, poses.joints))
 
 
 def errors_of(

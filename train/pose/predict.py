@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,8 +17,8 @@ import torch
 from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
 from peclr_dali.models.pose import view_intrinsics
-from peclr_dali.parsing import as_numbers, parse_json, regular, require_results_of
-from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.parsing import as_numbers, parse_json, regular
+from peclr_dali.pipelines.config import DataConfig, refuse_among_images
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
 from peclr_dali.pipelines.render.cpu_views import start_views
 from peclr_dali.pipelines.samples.box_check import check_boxes
@@ -36,19 +34,16 @@ from peclr_dali.train.pose.metrics import Floats
 from peclr_dali.train.pose.pictures import prediction_pictures
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, require_finite
 from peclr_dali.train.runs.pictures import Image, read_picture, save_sheet
-from peclr_dali.writing import write_text
+from peclr_dali.writing import require_own_results, write_text
 
 Box = tuple[float, float, float, float]
 Cameras = npt.NDArray[np.float32]
-Draw = Callable[[], list[Image]]
-
-DRAWN: Final = 1000
-"""Largest number of predictions that are drawn, unless another is asked for."""
 
 FOCAL_RANGE_PX: Final = (10.0, 1e6)
 """Range of focal lengths. A smaller one is probably in picture widths or millimetres. No other entry of the matrix may
 be larger than the maximum, so that float32 can invert it."""
 
+FILE: Final = "predictions.json"
 EXPECTED: Final = f"JPEG, PNG, WebP, TIFF or BMP of {MIN_PIXELS} to {MAX_PIXELS:,} pixels"
 _AT_ONCE: Final = 8
 """Pictures in memory at once."""
@@ -63,7 +58,8 @@ def predict(
     boxes: Path | None = None,
     intrinsics: Path | None = None,
     scale_m: float | None = None,
-    drawings: int = DRAWN,
+    drawings: int = 1000,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> Predicted:
     """Predict the pose in each readable picture, or in each box of it; write `predictions.json` and drawings.
@@ -83,6 +79,7 @@ def predict(
             side and the principal point its centre.
         scale_m: length of the reference bone in metres; None: the pose is in units of that length.
         drawings: number of predictions to draw, the first ones.
+        force: use `out` even if it holds files that are not of this command, and replace them.
         progress: called with (pictures done, pictures in all).
 
     Raises:
@@ -91,34 +88,31 @@ def predict(
     hands = _hands(images, box_px, boxes, out)
     check_boxes(hands)
     there = [file.name for file in out.iterdir()] if out.is_dir() else []
-    require_results_of("predict", out, [FILE, *there], lambda found: {"checkpoint", "predictions"} <= found.keys())
+    require_own_results(out, [FILE, *there], force=force)
     loaded = load_pose_run(run, single_process().device)
     camera = None if intrinsics is None else read_intrinsics(intrinsics)
     done = Predicted(loaded.path, "reference_bone" if scale_m is None else "m", camera is None, [], [])
-    rows_of: dict[Path, list[int]] = defaultdict(list)
-    for row in range(len(hands)):
-        rows_of[hands.path(row)].append(row)
-    files = list(rows_of)
+    files = [(file, list(rows)) for file, rows in itertools.groupby(range(len(hands)), hands.path)]
     try:
         with ThreadPoolExecutor(available_cores()) as pool:
             for first in range(0, len(files), _AT_ONCE):
                 group = files[first : first + _AT_ONCE]
-                read = dict(zip(group, pool.map(_usable_picture, group), strict=True))
-                done.unreadable.extend(file for file, picture in read.items() if picture is None)
-                shown = [
-                    (row, picture) for file, picture in read.items() if picture is not None for row in rows_of[file]
-                ]
-                if shown:
-                    rows, pictures = zip(*shown, strict=True)
-                    found = _predicted(loaded, pool, hands.select(np.array(rows)), pictures, camera, scale_m)
-                    _save(out, done, found, drawings)
+                picture_of: dict[int, Image] = {}  # by row of the hands
+                for (file, rows), picture in zip(group, pool.map(_usable_picture, group), strict=True):
+                    if picture is None:
+                        done.unreadable.append(file)
+                    else:
+                        picture_of |= dict.fromkeys(rows, picture)
+                if picture_of:
+                    shown = hands.select(np.array(list(picture_of)))
+                    _add_predictions(done, out, drawings, loaded, pool, shown, [*picture_of.values()], camera, scale_m)
                 if progress is not None:
                     progress(first + len(group), len(files))
     finally:  # also of a call that is stopped
         if done.predictions:
             write_predictions(out, done)
     if not done.predictions:
-        raise UserError(f"none of {len(files)} pictures can be used, such as {files[0]}; expected {EXPECTED}")
+        raise UserError(f"none of {len(files)} pictures can be used, such as {files[0][0]}; expected {EXPECTED}")
     return done
 
 
@@ -127,20 +121,17 @@ def _hands(images: Sequence[str], box_px: Box | None, boxes: Path | None, out: P
     if missing := [word for word in images if not word or not Path(word).exists()]:
         raise UserError(f"{missing[0]!r}: no picture and no folder of pictures. Check the path")
     paths = [Path(word).absolute() for word in images]
-    for folder in filter(Path.is_dir, paths):
-        if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(folder)):
-            raise UserError(
-                f"{out} is within {folder}: its drawings would be read as pictures: name another with --out"
-            )
+    folders = {path: DataConfig("folder", str(path), box=str(boxes or "center")) for path in paths if path.is_dir()}
+    refuse_among_images(out, folders.values())
     if boxes is not None:
-        if len(paths) != 1 or not paths[0].is_dir():
+        if len(paths) != 1 or not folders:
             raise UserError(
                 f"--box {boxes}: expected one folder, which its names are relative to; found {list(images)}"
             )
-        return load_folder(DataConfig("folder", str(paths[0]), box=str(boxes)))
+        return load_folder(folders[paths[0]])
     files: dict[Path, None] = {}
     for path in paths:
-        index = load_folder(DataConfig("folder", str(path))) if path.is_dir() else None
+        index = load_folder(folders[path]) if path in folders else None
         files |= dict.fromkeys([path] if index is None else map(index.path, range(len(index))))
     squares = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(files), 1))
     if box_px is not None:
@@ -150,28 +141,26 @@ def _hands(images: Sequence[str], box_px: Box | None, boxes: Path | None, out: P
     return Index("pictures", Path("/"), list(map(str, files)), squares)
 
 
-def _usable_picture(file: Path) -> Image | None:
-    picture = read_picture(file)
+def _usable_picture(hands: tuple[Path, list[int]]) -> Image | None:
+    picture = read_picture(hands[0])
     return None if picture is None or not MIN_PIXELS <= picture.size // 3 <= MAX_PIXELS else picture
 
 
-def _predicted(
+def _add_predictions(
+    done: Predicted,
+    out: Path,
+    drawings: int,
     run: PoseRun,
     pool: ThreadPoolExecutor,
     hands: Index,
     pictures: Sequence[Image],
     camera: Cameras | None,
     scale_m: float | None,
-) -> list[tuple[Prediction, Draw]]:
-    """Make the canonical views of N hands in N pictures (H, W, 3), and give them to the network.
-
-    Each prediction has a function that draws it.
-    """
+) -> None:
+    """Make the canonical views of N hands in N pictures (H, W, 3), give them to the network, and draw its poses."""
     count, device, augmentation = len(pictures), single_process().device, canonical_view(run.config.geometry)
     sizes_px = np.array([picture.shape[:2] for picture in pictures], np.int64)
-    whole_px = np.column_stack([sizes_px[:, ::-1] / 2, sizes_px.max(axis=1)])
-    margin = np.array([1, 1, run.box_margin])
-    box_px = np.where(hands.box_px[:, 2:] > 0, hands.box_px * margin, whole_px).astype(np.float32)
+    box_px = (hands.box_px * [1, 1, run.box_margin]).astype(np.float32)  # of a whole picture, the side stays 0
     draws = draw_view(augmentation, seed=0, epoch=0, view=0, places=np.arange(count))
     upright, geometry = np.ones(count, np.int64), augmentation.geometry
     plan = plan_views(sizes_px, upright, box_px, [draws], [geometry], mirror=hands.mirrored)
@@ -180,48 +169,37 @@ def _predicted(
     for share in start_views(pool, available_cores(), addresses, pictures, plan, [augmentation], [views]):
         share.result()
 
-    sides = zip(sizes_px[:, 1].tolist(), sizes_px[:, 0].tolist(), strict=True)
-    cameras = np.stack([assumed_intrinsics(*side) if camera is None else camera for side in sides])
-    to_view = plan.source_to_view_px[0]
-    of_view = view_intrinsics(torch.from_numpy(cameras), torch.from_numpy(to_view))
+    cameras = np.array([assumed_intrinsics(*size) if camera is None else camera for size in sizes_px[:, ::-1].tolist()])
+    to_view = torch.from_numpy(plan.source_to_view_px[0])
+    of_view = view_intrinsics(torch.from_numpy(cameras), to_view)
     with inference(device):
         output = run.network(views.permute(0, 3, 1, 2).to(device), of_view.to(device))
     joints = output.joints.double().cpu().numpy()
-    in_picture = from_view(output.keypoints_px.double().cpu(), torch.from_numpy(to_view).double())
+    in_picture = from_view(output.keypoints_px.double().cpu(), to_view.double())
     require_finite(run.path, in_picture)
     keypoints_px = with_wrist(in_picture.numpy(), joints, cameras, run.config.pose)
-    edges_px = np.column_stack([box_px[:, :2] - box_px[:, 2:] / 2, box_px[:, :2] + box_px[:, 2:] / 2])
-    found: list[tuple[Prediction, Draw]] = []
+    corners_px = torch.tensor([[0.0, 0.0], [geometry.side_px, geometry.side_px]], dtype=torch.float64)
+    edges_px = np.sort(from_view(corners_px.expand(count, 2, 2), to_view.double()).numpy(), axis=1).reshape(count, 4)
+    if not done.predictions:
+        out.mkdir(parents=True, exist_ok=True)
+        write_predictions(out, done)  # from it, a later call knows that the drawings are of this command
     for row in range(count):
+        image, number, drawing = hands.path(row), len(done.predictions), None
+        pose = joints[row] if run.depth else None
+        if number < drawings:
+            drawing = f"{number:04}_{image.stem[:60]}.jpg"
+            view = (views[row].numpy(), to_view[row].numpy(), keypoints_px[row])
+            save_sheet(out / drawing, prediction_pictures(pictures[row], edges_px[row], *view, pose), columns=3)
         one = Prediction(
-            image=hands.path(row),
-            drawing=None,
-            box_px=edges_px[row].astype(np.float64),
+            image=image,
+            drawing=drawing,
+            box_px=edges_px[row],
             mirrored=bool(hands.mirrored[row]),
             keypoints_px=keypoints_px[row],
-            joints=joints[row] * (scale_m or 1.0) if run.depth else None,
+            joints=None if pose is None else pose * (scale_m or 1.0),
             intrinsics=cameras[row].astype(np.float64),
         )
-        in_bones = joints[row] if run.depth else None
-        view = (views[row].numpy(), to_view[row], keypoints_px[row])
-        found.append((one, partial(prediction_pictures, pictures[row], one.box_px, *view, in_bones)))
-    return found
-
-
-def _save(out: Path, done: Predicted, found: Sequence[tuple[Prediction, Draw]], drawings: int) -> None:
-    """Append predictions to those that are done, and draw those among the first `drawings`."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if not done.predictions:
-            write_predictions(out, done)  # from it, a later call knows that the drawings are of this command
-        for one, draw in found:
-            number = len(done.predictions)
-            if number < drawings:
-                one = replace(one, drawing=f"{number:04}_{one.image.stem[:60]}.jpg")
-                save_sheet(out / str(one.drawing), draw(), columns=3)
-            done.predictions.append(one)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written to: {error.strerror or error}; name another with --out") from error
+        done.predictions.append(one)
 
 
 def read_intrinsics(file: Path) -> Cameras:
@@ -232,8 +210,6 @@ def read_intrinsics(file: Path) -> Cameras:
     """
     try:
         camera = as_numbers(parse_json(regular(file).read_bytes()))
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; expected a JSON file with a camera matrix") from error
     except ValueError:
         camera = None
     if (
@@ -254,10 +230,6 @@ def assumed_intrinsics(width_px: int, height_px: int) -> Cameras:
     """Camera matrix for an unknown camera: the focal length is the longer side, a field of view of 53 degrees."""
     focal_px = max(width_px, height_px)
     return np.array([[focal_px, 0, width_px / 2], [0, focal_px, height_px / 2], [0, 0, 1]], np.float32)
-
-
-FILE = "predictions.json"
-_KEYS = {"image", "drawing", "box_px", "mirrored", "keypoints_px", "joints", "intrinsics"}
 
 
 @dataclass(frozen=True)
@@ -303,37 +275,29 @@ class Predicted:
 
 def write_predictions(folder: Path, predicted: Predicted) -> None:
     """Write `predictions.json`: a line for what all predictions share, and one for each of them."""
+
+    def plain(value: object) -> object:
+        return value.round(6).tolist() if isinstance(value, np.ndarray) else str(value)
+
     shared = {
         "checkpoint": str(predicted.checkpoint),
         "keypoints": HAND.keypoints,
         "unit": predicted.unit,
         "intrinsics_assumed": predicted.intrinsics_assumed,
     }
-    lines = [
-        {
-            "image": str(one.image),
-            "drawing": one.drawing,
-            "box_px": one.box_px.round(2).tolist(),
-            "mirrored": one.mirrored,
-            "keypoints_px": one.keypoints_px.round(3).tolist(),
-            "joints": None if one.joints is None else one.joints.round(6).tolist(),
-            "intrinsics": one.intrinsics.tolist(),
-        }
-        for one in predicted.predictions
-    ]
-    text = ",\n".join(map(json.dumps, lines))
-    write_text(folder / FILE, f'{json.dumps(shared)[:-1]}, "predictions": [\n{text}\n]}}\n')
+    lines = ",\n".join(json.dumps(vars(one), default=plain) for one in predicted.predictions)
+    write_text(folder / FILE, f'{json.dumps(shared)[:-1]}, "predictions": [\n{lines}\n]}}\n')
 
 
 def read_predictions(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """The predictions in a folder of `predict`, at least one, with the keys that `write_predictions` writes.
+    """The predictions in a folder of `predict`, at least one, each with the attributes of `Prediction`.
 
     Raises:
         UserError: there are none.
     """
     try:
         predictions: Sequence[Mapping[str, Any]] = parse_json(regular(folder / FILE).read_bytes())["predictions"]
-        usable = bool(predictions) and all(one.keys() >= _KEYS for one in predictions)
+        usable = bool(predictions) and all(one.keys() >= {*Prediction.__annotations__} for one in predictions)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         usable = False
     if not usable:

@@ -10,10 +10,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from peclr_dali.errors import UserError
 from peclr_dali.skeleton import FINGERS, HAND
-from peclr_dali.train.report import charts, contents, galleries
-from peclr_dali.train.report.contents import Run, measured, read_runs
-from peclr_dali.train.report.galleries import neighbours
-from peclr_dali.writing import write_text
+from peclr_dali.train.report import contents
+from peclr_dali.train.report.charts import charts
+from peclr_dali.train.report.contents import Run
+from peclr_dali.train.report.galleries import galleries
+from peclr_dali.writing import require_ending, write_text
+
+_GENERATOR = b'<meta name="generator" content="peclr-dali report">'
+"""Marks the pages."""
 
 
 def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = None, title: str | None = None) -> None:
@@ -25,22 +29,11 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
     Raises:
         UserError: nothing is given, a folder cannot be used, or the page cannot be written.
     """
-    if out.suffix != ".html":
-        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
+    require_ending(out, ".html")
     if not runs and predictions is None:
         raise UserError("nothing to show: expected folders of runs, or --predictions. Name one")
-    read = read_runs(runs)
-    found = measured(read)
-    sections = [
-        *(galleries.errors(found) if found else []),
-        *charts.pretraining_charts(read),
-        *charts.finetuning_charts(read),
-        *galleries.views(read),
-        *([galleries.predictions(predictions)] if predictions else []),
-        *galleries.held_out(read),
-        *(galleries.largest_errors(found) if found else []),
-        *neighbours(read),
-    ]
+    read = contents.read_runs(runs)
+    found = contents.measured(read)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
@@ -48,29 +41,29 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
     page = environment.get_template("page.html").render(
         title=title or _title(read) or f"Predictions in {predictions}",
         lead=contents.in_words(found) if found else [],
-        rendered=any(_is_rendered(run) for run in read),
+        rendered=any((Path(source.root) / "dataset.json").exists() for run in read for source in run.config.data),
         measured=found,
         table=contents.table(found) if found else [],
-        facts=contents.facts(found) if found else [],
-        sections=sections,
+        sections=[*charts(read, found), *galleries(read, found, predictions)],
         runs=[(run, _summary(run)) for run in read],
         fingers=[(name, f"rgb{colour}") for name, (_, colour) in zip(FINGERS, HAND.limbs, strict=True)],
     )
     write_text(out, page)
 
 
+def is_report(file: Path) -> bool:
+    """Whether a file is a page of `write_report`."""
+    return file.is_file() and _GENERATOR in file.read_bytes()[:500]
+
+
 def _title(runs: Sequence[Run]) -> str:
-    """Says what was run, such as "Pre-training demo; fine-tuning pre-trained, from scratch"."""
-    kinds = list(dict.fromkeys(run.kind for run in runs))
-    words = "; ".join(f"{kind} {', '.join(run.name for run in runs if run.kind == kind)}" for kind in kinds)
-    return words[:1].upper() + words[1:]
-
-
-def _is_rendered(run: Run) -> bool:
-    """Whether a run's images are of `make-data`."""
-    return any(
-        source.source == "freihand" and (Path(source.root) / "dataset.json").exists() for source in run.config.data
-    )
+    """Says what was run, such as "Pre-training of resnet50 on freihand, 600 steps"."""
+    words = []
+    for run in runs:
+        config, names = run.config, " and ".join(Path(source.root).name or source.root for source in run.config.data)
+        words.append(f"{run.kind} of {config.encoder.name} on {names}, {run.rows[-1]['step']} steps")
+    text = "; ".join(dict.fromkeys(words))
+    return text[:1].upper() + text[1:]
 
 
 def _summary(run: Run) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
@@ -28,77 +29,70 @@ class BadFiles:
 
     def __init__(self, index: Index, data: Sequence[DataConfig], file: Path, world: World) -> None:
         self._index, self._file, self._world = index, file, world
-        self._names = [source.name for source in index.sources] or [index.name]
         self._limits = [source.max_bad_share for source in data]
         self._ends = np.cumsum(index.counts)
         self._used = np.zeros(len(self._ends), np.int64)  # of this rank, since the last sum, from each source
         self._met: Counter[int] = Counter()  # the same: how often each bad row was met
-        self._total_used = np.zeros_like(self._used)
-        self._total_met: dict[int, tuple[str, int]] = {}  # row -> reason, times
+        self._total_used, self._total_met = self._used.copy(), Counter[int]()
+        self._reasons: dict[int, str] = {}  # of the rows in `_total_met`
+        self._shares = np.zeros(len(self._ends))  # of bad files among those drawn from each source, at the last sum
 
     def state_dict(self) -> dict[str, Any]:
         """The counts of all ranks up to the last sum."""
-        return {"used": self._total_used.tolist(), "met": dict(self._total_met)}
+        return {"used": self._total_used.tolist(), "met": dict(self._total_met), "reasons": dict(self._reasons)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue the counts of a checkpoint."""
         self._total_used = np.array(saved["used"], np.int64)
-        self._total_met = dict(saved["met"])
+        self._total_met, self._reasons = Counter(saved["met"]), dict(saved["reasons"])
 
     def count(self, batch: Batch) -> None:
         """Count a batch of this rank."""
-        self._used += np.bincount(self._source(batch.images.numpy()), minlength=len(self._ends))
+        self._used += np.bincount(self._sources(batch.images.numpy()), minlength=len(self._ends))
         self._met.update(batch.bad.tolist())
 
     def sum_ranks(self, reasons: Mapping[int, str]) -> None:
         """Sum the counts of all ranks; call it on all. `reasons` has the reason of each of this rank's bad files."""
-        mine = self._used.copy(), {row: (reasons[row], times) for row, times in self._met.items()}
-        everybody = self._world.gather_objects(mine)
-        for used, met in everybody:
+        everybody = self._world.gather_objects((self._used, self._met, {row: reasons[row] for row in self._met}))
+        for used, met, why in everybody:
             self._total_used = self._total_used + used
-            for row, (reason, times) in met.items():
-                before, so_far = self._total_met.get(row, (reason, 0))
-                self._total_met[row] = before, so_far + times
-        if self._world.is_main and any(met for _, met in everybody):
+            self._total_met.update(met)
+            self._reasons = {**why, **self._reasons}
+        sources, times = self._sources(list(self._total_met)), list(self._total_met.values())
+        bad = np.bincount(sources, weights=times, minlength=len(self._ends))
+        self._shares = bad / np.maximum(1, bad + self._total_used)
+        if self._world.is_main and any(met for _, met, _ in everybody):
             self.write()
-        self._used[:] = 0
-        self._met.clear()
+        self._used, self._met = np.zeros_like(self._used), Counter()
 
     @property
     def too_many(self) -> bool:
         """Whether a limit was exceeded at the last sum; the same on all ranks."""
-        return any(share > limit for share, limit in zip(self._shares(), self._limits, strict=True))
+        return bool((self._shares > self._limits).any())
 
     def require_few(self, step: int) -> None:
         """Raise a `UserError`, on all ranks after the same step, if a limit is exceeded."""
-        for number, (share, limit) in enumerate(zip(self._shares(), self._limits, strict=True)):
-            if share > limit:
-                of = "" if len(self._limits) == 1 else f"{number}."
-                raise UserError(
-                    f"{share:.2%} of the images drawn from {self._names[number]} up to step {step} cannot be used, "
-                    f"more than data.{of}max_bad_share = {limit:g}; {self._file} says which and why. "
-                    f"The run is saved. Mend the data and start a new run; or list the bad files with 'python cli.py "
-                    f"check-data' and start a new run with data.{of}bad_list; or raise the limit and go on with "
-                    f"--resume auto"
-                )
+        if not self.too_many:
+            return
+        number = int((self._shares > self._limits).argmax())  # the first source of several
+        name = [source.name for source in self._index.sources or [self._index]][number]
+        of = f"{number}." if self._index.sources else ""
+        raise UserError(
+            f"{self._shares[number]:.2%} of the images drawn from {name} up to step {step} cannot be used, more than "
+            f"data.{of}max_bad_share = {self._limits[number]:g}; {self._file} says which and why. The run is saved. "
+            f"Mend the data and start a new run; or list the bad files with 'python cli.py check-data' and start a new "
+            f"run with data.{of}bad_list; or raise the limit and go on with --resume auto"
+        )
 
     def write(self) -> None:
         """Write the file, if there are bad files or an earlier file."""
         if self._total_met or self._file.exists():
-            met = sorted(self._total_met.items(), key=lambda item: (-item[1][1], item[0]))
+            met = sorted(self._total_met.items(), key=lambda item: (-item[1], item[0]))
             rows = [
-                {"path": str(self._index.path(row)), "reason": reason, "met": times} for row, (reason, times) in met
+                {"path": str(self._index.path(row)), "reason": self._reasons[row], "met": times} for row, times in met
             ]
             write_text(self._file, "".join(f"{json.dumps(row)}\n" for row in rows))
 
-    def _source(self, rows: IntArray) -> IntArray:
-        """Number of the source of each row."""
+    def _sources(self, rows: npt.ArrayLike) -> IntArray:
+        """Number of the source of each of some rows (N,)."""
         return np.searchsorted(self._ends, rows, side="right")
-
-    def _shares(self) -> list[float]:
-        """Share of bad files among the files drawn from each source."""
-        rows = np.array(list(self._total_met), np.int64)
-        times = np.array([times for _, times in self._total_met.values()], np.int64)
-        bad = np.bincount(self._source(rows), weights=times, minlength=len(self._ends))
-        shares: list[float] = (bad / np.maximum(1, bad + self._total_used)).tolist()
-        return shares

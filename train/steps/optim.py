@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from peclr_dali.errors import UserError
 from peclr_dali.train.config.pretraining import OptimConfig
 
 
@@ -111,6 +113,9 @@ def build_optimizer(
         named_parameters: the network's, already on their device. Those without gradient are left out.
         batch: images per optimiser step, over all ranks and micro-batches.
         undecayed: further parameters that do not decay.
+
+    Raises:
+        UserError: apex is asked for and is not installed.
     """
     decayed: list[Parameter] = []
     exempt: list[Parameter] = []
@@ -123,7 +128,7 @@ def build_optimizer(
         if parameters
     ]
     lr = config.lr if config.lr is not None else config.lr_per_sqrt_image * math.sqrt(batch)
-    adam = torch.optim.Adam(groups, lr=lr, fused=True)
+    adam = _apex_adam(groups, lr) if config.backend == "apex" else torch.optim.Adam(groups, lr=lr, fused=True)
     least_dims = 2 if config.lars == "weights" else 0
     return Lars(adam, config.trust_coefficient, config.clip, config.eps, least_dims=least_dims)
 
@@ -147,3 +152,14 @@ def _is_exempt(config: OptimConfig, name: str, parameter: Parameter) -> bool:
     if config.decay_exempt == "upstream":  # in their encoder, a Sequential, only norms in residual blocks are "bn"
         return re.search(r"bias|layer\d\.\d+\.bn", name) is not None
     return parameter.ndim < 2  # in our networks these are the biases and the norms' scales and shifts, and all of them
+
+
+def _apex_adam(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+    try:
+        fused_adam = importlib.import_module("apex.optimizers").FusedAdam
+    except ImportError as error:
+        raise UserError(
+            f'optim.backend = "apex", but {error}: build NVIDIA apex from https://github.com/NVIDIA/apex (the package '
+            'of this name on PyPI is another one), or set optim.backend = "torch"'
+        ) from error
+    return cast(torch.optim.Optimizer, fused_adam(groups, lr=lr))

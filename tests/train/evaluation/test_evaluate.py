@@ -3,7 +3,6 @@ import dataclasses
 import itertools
 import json
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
-from peclr_dali.pipelines.samples.index import Bytes, Index, Store
+from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config, to_dict
@@ -165,8 +164,6 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
         "rigid_pose": {"pa_epe_cm", "pa_auc"},
     }  # fmt: skip
     assert content["groups"] == "1"
-    columns = [str(column.header) for column in done.tables[0].columns]
-    assert columns == ["metric", "value", "95 % interval", "constant predictions"]
     assert len(content["per_keypoint"]["pa_epe_cm"]) == 21
     assert len(content["pck"]["aligned_m"]["share"]) == 100
     minus = content["comparison"]
@@ -261,11 +258,11 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
         call(run, tmp_path / "out", *settings)
     (root / "evaluation_scale.json").rename(root / "away.json")
     with pytest.raises(UserError, match="no hand for 5 of 5 images, the first is image 0: its file, its camera"):
-        call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
+        call(run, tmp_path / "out", *settings, submission=True, crop="two-pass", force=True)
     (root / "away.json").rename(root / "evaluation_scale.json")
     (root / "evaluation" / "rgb" / "00000003.jpg").write_bytes(b"broken")
     with pytest.raises(UserError, match="no hand for 1 of 5 images, the first is image 3"):
-        call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
+        call(run, tmp_path / "out", *settings, submission=True, crop="two-pass", force=True)
 
 
 def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
@@ -292,13 +289,6 @@ def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
         expected[:, 2] = side_px / 2 - scale * corners.mean(axis=1)
         np.testing.assert_allclose(poses.source_to_view_px[row], expected, atol=0.1 * scale)
     assert poses.images.shape == (2, side_px, side_px, 3)
-
-
-class Wide(Store):
-    """A store of one picture of 100 x 40 pixels."""
-
-    def read(self, rows: Sequence[int]) -> list[Bytes]:
-        return [cv2.imencode(".png", np.zeros((40, 100, 3), np.uint8))[1].tobytes()] * len(rows)
 
 
 def test_another_run_is_measured_with_views_as_in_its_training(run: Path) -> None:

@@ -21,8 +21,7 @@ from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig
 from peclr_dali.pipelines.views.draws import draw_view
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.pose.inference import Poses
-from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn, with_true_root
+from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
 from tests.pipelines.harness import RENDERERS, make_views
 from tests.train.tiny_hands import random_hands_m
 
@@ -60,23 +59,6 @@ def centroids_px(image: Tensor) -> npt.NDArray[np.float64]:
     centre = np.arange(weight.shape[1]) + 0.5
     moments = np.stack([weight.sum(axis=1) @ centre, weight.sum(axis=2) @ centre], axis=1)
     return np.asarray(moments / weight.sum(axis=(1, 2))[:, None])
-
-
-def test_with_the_true_root_only_the_distance_is_put_right(hands_m: npt.NDArray[np.float64]) -> None:
-    """Poses with right pixels and right depths relative to the root, at a wrong distance. One root has no label."""
-    known = PoseLabels.of(labelled(hands_m))
-    unit = known.scale_m[:, None, None].astype(np.float64)
-    joints = known.joints / unit
-    wrong = joints * ((joints[..., 2] + np.linspace(1, 5, COUNT)[:, None]) / joints[..., 2])[..., None]
-    true = known.joints.copy()
-    true[3, 9] = np.nan
-    poses = Poses(
-        np.arange(COUNT), known.keypoints_px.astype(np.float64), wrong, np.zeros(0, np.int64),
-        np.zeros((0, 8, 8, 3), np.uint8), np.zeros((COUNT, 2, 3)),
-    )  # fmt: skip
-    found = with_true_root(poses, replace(known, joints=true), 9).joints
-    np.testing.assert_allclose(np.delete(found, 3, axis=0), np.delete(joints, 3, axis=0), rtol=1e-6)
-    np.testing.assert_array_equal(found[3], wrong[3])
 
 
 @pytest.fixture(scope="module")

@@ -218,9 +218,7 @@ def test_pictures_come_from_files_and_folders_outside_the_results(run: Path, tmp
     found = predict(run, [str(files[1]), str(photos)], tmp_path / "out").predictions
     assert [one.image for one in found] == [files[1], files[0], files[2]]
     assert [one.drawing for one in found] == ["0000_b.jpg", "0001_a.jpg", "0002_b.jpg"]
-    with pytest.raises(UserError, match=r"out is within .*photos: its drawings would be read as pictures"):
-        predict(run, [str(photos)], photos / "out")
-    with pytest.raises(UserError, match="exists, and the folder holds no results of predict"):
+    with pytest.raises(UserError, match=r"exists, and .*photos holds no results of this command"):
         predict(run, [str(files[0])], photos)
 
 
@@ -280,10 +278,8 @@ def test_what_is_no_camera_in_pixels_is_refused(content: str, tmp_path: Path) ->
         ({"images": ["no.png"]}, "no.png': no picture and no folder"),
         ({"box_px": (60.0, 5.0, 90.0, 9.0)}, "show nothing of their images"),
         ({"box_px": (0.1, 0.1, 0.9, 0.9)}, "Are these fractions of the image"),
-        ({"intrinsics": Path("no.json")}, "expected a JSON file with a camera matrix"),
         ({"images": ["hand.png", "text.txt"], "box_px": (1.0, 2.0, 3.0, 4.0)}, "--box names one place"),
         ({"run": Path("empty")}, "holds no checkpoint; expected the folder of a fine-tuning run"),
-        ({"out": Path("text.txt")}, "cannot be written to"),
     ],
 )
 def test_wrong_input_is_reported_in_one_line(

@@ -29,7 +29,8 @@ from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.metrics import METRICS
 from peclr_dali.train.pose.predict import predict
 from peclr_dali.train.pretrain import pretrain
-from peclr_dali.train.report.contents import Measured, as_text, in_words, measured, read_runs, table
+from peclr_dali.train.report.charts import charts
+from peclr_dali.train.report.contents import Measured, as_text, in_words, read_runs, table
 from peclr_dali.train.report.galleries import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours
 from peclr_dali.train.report.write import write_report
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
@@ -59,9 +60,6 @@ class Page(HTMLParser):
         self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open, f"</{tag}> closes nothing"
@@ -100,12 +98,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_is_valid_html_without_external_files(folder: Path) -> None:
     text = (folder / "report.html").read_text()
     page = Page(text)
-    assert not re.search(
-        r"https?:|//[\w.]+/|url\((?!#)|@import", re.sub(r"data:image/(jpeg|png);base64,[\w+/=]+", "", text)
-    )
-    assert all(
-        source.startswith(("data:image/jpeg;base64,", "data:image/png;base64,")) for source in page.attributes("src")
-    )
+    without_pictures, count = re.subn(r"data:image/(jpeg|png);base64,[\w+/=]+", "", text)
+    assert count == len(page.attributes("src"))
+    assert not re.search(r"https?:|//[\w.]+/|url\((?!#)|@import", without_pictures)
     assert not page.attributes("href")
     assert "nan" not in " ".join(word for words in page.words.values() for word in words).lower().split()
 
@@ -117,10 +112,33 @@ def test_every_section_is_there(folder: Path) -> None:
         "Held-out images", "Largest errors", NEIGHBOURS, "The runs",
     ]  # fmt: skip
     sources = page.attributes("src")
-    assert sum(source.startswith("data:image/png") for source in sources) == 6  # charts
+    assert sum(source.startswith("data:image/png") for source in sources) == 7  # charts
     # views, predictions, held-out hands, worst hands, neighbours
-    assert len(sources) == 6 + 12 + 3 + 8 + 4 + QUERIES
+    assert len(sources) == 7 + 12 + 3 + 8 + 4 + QUERIES
     assert sum(words.startswith("Colours:") for words in page.words["p"]) == 4
+
+
+def test_the_page_says_what_was_run_and_what_it_does_not_show(folder: Path) -> None:
+    page = Page((folder / "report.html").read_text())
+    pre, tuned = (run.rows[-1]["step"] for run in read_runs([folder / "pre", folder / "tuned"]))
+    assert page.words["h1"] == [
+        f"Pre-training of resnet18 on hands, {pre} steps; fine-tuning of resnet18 on hands, {tuned} steps"
+    ]
+    short = [words for words in page.words["p"] if "too short to judge" in words]
+    assert [words[: words.index(":")] for words in short] == [
+        f"“{name}” has taken {steps} steps" for name, steps in (("pre", pre), ("tuned", tuned), ("scratch", tuned))
+    ]
+    assert any("the loss does not use keypoints" in words for words in page.words["p"])
+
+
+@pytest.mark.parametrize(("error_cm", "words"), [(1.5, "tuned: no better than"), (1.4, "")])
+def test_a_chart_says_which_run_is_no_better_than_a_rigid_hand(error_cm: float, words: str, folder: Path) -> None:
+    (run,) = read_runs([folder / "tuned"])
+    rows = [{**run.rows[-1], "pa_epe_cm": error, "constant_pa_epe_cm": 1.5} for error in (9.0, error_cm)]
+    *_, section = charts([replace(run, validations=rows)], None)
+    captions = [picture.caption for picture in section.pictures]
+    assert captions[-1].startswith(words)
+    assert [bool(caption) for caption in captions] == [*[False] * (len(captions) - 1), bool(words)]
 
 
 def test_neighbours_are_those_of_the_start_and_of_the_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,11 +151,12 @@ def test_neighbours_are_those_of_the_start_and_of_the_checkpoint(folder: Path, m
         angle = np.arange(count) / count * (1 if len(encoders) == 1 else -1) % 1
         angle[0] = 0
         views = np.tile(np.arange(count, dtype=np.uint8)[:, None, None, None], (1, 8, 8, 3))
-        return np.arange(count) != 1, np.stack([np.cos(angle), np.sin(angle)], axis=1), views
+        places = np.delete(np.arange(count), 1)  # 1 cannot be read
+        return places, np.stack([np.cos(angle), np.sin(angle)], axis=1)[places], views[places]
 
     monkeypatch.setattr("peclr_dali.train.report.galleries.features_of_rows", features)
     (run,) = read_runs([folder / "pre"])
-    (gallery,) = neighbours([run])
+    gallery = neighbours(run)
     saved = load_checkpoint(find_checkpoint(folder / "pre", ""))
     torch.manual_seed(run.config.run.seed)
     start = build_encoder(run.config.encoder, run.config.geometry.side_px).state_dict()
@@ -151,7 +170,7 @@ def test_neighbours_are_those_of_the_start_and_of_the_checkpoint(folder: Path, m
     assert picture is not None
     index = load_index(run.config.data)
     group = index.groups[np.random.default_rng(0).permutation(len(index))[:SAMPLE]]
-    others = [place for place in range(2, len(group)) if group[place] != group[0]]  # 1 cannot be read
+    others = [place for place in range(2, len(group)) if group[place] != group[0]]
     left = picture.shape[0] + GAP_PX + SIDE_PX // 2 + np.arange(COUNT) * (SIDE_PX + GAP_PX)
     for line, expected_places in enumerate((others[:COUNT], others[: -COUNT - 1 : -1])):
         shown = picture[SIDE_PX // 2 + line * (SIDE_PX + GAP_PX), left]
@@ -165,6 +184,8 @@ def test_predictions_alone_make_a_page(folder: Path, tmp_path: Path) -> None:
     for given, message in ((None, "nothing to show"), (folder / "tuned", "holds no predictions")):
         with pytest.raises(UserError, match=message):
             write_report([], tmp_path / "page.html", predictions=given)
+    with pytest.raises(UserError, match="is not a run's folder"):
+        write_report([folder / "predicted"], tmp_path / "page.html")
 
 
 def test_without_checkpoint_or_images_no_neighbours_are_shown(folder: Path, tmp_path: Path) -> None:
@@ -173,7 +194,7 @@ def test_without_checkpoint_or_images_no_neighbours_are_shown(folder: Path, tmp_
     config = moved / "config.toml"
     config.write_text(config.read_text().replace(str(folder / "hands"), str(tmp_path / "none")))
     for run, words in ((without, "holds no checkpoint"), (moved, "No such file or directory")):
-        (gallery,) = neighbours(read_runs([run]))
+        gallery = neighbours(read_runs([run])[0])
         assert gallery.text.startswith("Not shown: ")
         assert words in gallery.text
         assert not gallery.pictures
@@ -200,14 +221,10 @@ def test_figures_equal_those_in_the_files(folder: Path) -> None:
 def with_errors(
     folder: Path, *runs: str, constants: Any = None, **ends: tuple[float, float | None, float | None]
 ) -> Measured:
-    """The evaluation of the fixture with other errors, or with another difference if there are two runs."""
-    found = measured(read_runs([folder / run for run in runs]))
-    assert found is not None
+    """An evaluation with these values and intervals, or a difference with these if there are two runs."""
     figures = {name: dict(zip(("value", "low", "high"), three, strict=True)) for name, three in ends.items()}
-    results = [{**result, "constants": constants or {}} for result in found.results]
-    if len(runs) > 1:
-        return replace(found, results=results, difference={**dict.fromkeys(METRICS, figures["epe_px"]), **figures})
-    return replace(found, results=[{**results[0], "metrics": figures}])
+    results = [{"metrics": figures, "constants": constants or {}}] * len(runs)
+    return Measured(read_runs([folder / run for run in runs]), results, figures if len(runs) > 1 else None)
 
 
 def test_the_verdict_follows_the_numbers(folder: Path) -> None:
@@ -215,11 +232,11 @@ def test_the_verdict_follows_the_numbers(folder: Path) -> None:
         folder, "tuned", "scratch", pa_epe_cm=(-0.2, -0.3, -0.1), epe_px=(1, 0.5, 2), auc=(0.1, 0.05, 0.2)
     )
     assert in_words(better) == [
-        "By PA-EPE, “pre-trained” is better than “from scratch”: \N{MINUS SIGN}0.20 cm (95 % interval "
+        "By PA-EPE, “tuned” is better than “scratch”: \N{MINUS SIGN}0.20 cm (95 % interval "
         "\N{MINUS SIGN}0.30 to \N{MINUS SIGN}0.10).",
-        "By 2D EPE, “pre-trained” is worse than “from scratch”: +1.0 px (95 % interval +0.5 to +2.0).",
+        "By 2D EPE, “tuned” is worse than “scratch”: +1.0 px (95 % interval +0.5 to +2.0).",
     ]
-    marks = {row.metric.title: row.cells[-1].mark for row in table(better)}
+    marks = {metric.title: cells[-1].mark for metric, cells, _ in table(better)}
     assert (marks["PA-EPE"], marks["AUC"], marks["2D EPE"]) == ("better", "better", "worse")
     for ends in ((-0.2, -0.5, 0.1), (-0.2, None, None)):
         assert "cannot be told apart" in in_words(with_errors(folder, "tuned", "scratch", epe_px=ends))[0]
@@ -229,9 +246,9 @@ def test_one_run_is_summed_up_by_its_errors_and_by_the_constants_that_beat_it(fo
     constants = {"rigid_pose": {"pa_epe_cm": 1.5}, "mean_joints": {"epe_cm": 9.0}}
     errors: dict[str, Any] = {"pa_epe_cm": (1.5, 1.4, 1.6), "epe_px": (12.34, None, None), "constants": constants}
     assert in_words(with_errors(folder, "tuned", **errors)) == [
-        "“pre-trained” has a PA-EPE of 1.50 cm (95 % interval 1.40 to 1.60).",
-        "“pre-trained” has a 2D EPE of 12.3 px (no interval: too few groups).",
-        "In 3D, “pre-trained” is no better than one rigid pose, which does not look at the picture: a PA-EPE of "
+        "“tuned” has a PA-EPE of 1.50 cm (95 % interval 1.40 to 1.60).",
+        "“tuned” has a 2D EPE of 12.3 px (no interval: too few groups).",
+        "In 3D, “tuned” is no better than one rigid pose, which does not look at the picture: a PA-EPE of "
         "1.50 cm beside 1.50 cm.",
     ]
     assert len(in_words(with_errors(folder, "tuned", **errors | {"pa_epe_cm": (1.4, 1.3, 1.5)}))) == 2
@@ -246,7 +263,7 @@ def test_a_run_alone_and_a_run_that_was_never_measured(folder: Path) -> None:
     write_report([folder / "tuned"], out)  # its comparison is with a run that is not asked for
     page = Page(out.read_text())
     assert "difference" not in page.words["th"]
-    assert any("“pre-trained” has a PA-EPE of" in words for words in page.words["p"])
+    assert any("“tuned” has a PA-EPE of" in words for words in page.words["p"])
 
 
 def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> None:
@@ -258,18 +275,11 @@ def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "words"),
-    [
-        ("config.toml", b"", "config.toml is missing or empty"),
-        ("metrics.jsonl", b"{}\n", "has no rows in metrics.jsonl"),
-        ("evaluation/worst.png", b"", "worst.png holds no pictures of 576 x 212"),
-    ],
+    ("file", "words"), [("metrics.jsonl", "has no rows"), ("evaluation/worst.png", "holds no pictures of 576 x 212")]
 )
-def test_a_damaged_file_of_a_run_is_one_line(
-    file: str, content: bytes, words: str, folder: Path, tmp_path: Path
-) -> None:
-    (copied(folder / "tuned", tmp_path) / file).write_bytes(content)
-    with pytest.raises(UserError, match=re.escape(words)):
+def test_an_empty_file_of_a_run_is_one_line(file: str, words: str, folder: Path, tmp_path: Path) -> None:
+    (copied(folder / "tuned", tmp_path) / file).write_bytes(b"")
+    with pytest.raises(UserError, match=words):
         write_report([tmp_path / "tuned"], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
