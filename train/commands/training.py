@@ -30,7 +30,7 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
       python cli.py pretrain -c configs/demo.toml
       python cli.py pretrain -c configs/peclr_rn50.toml --set data.root=/data/freihand --resume auto
       python cli.py pretrain -c configs/peclr_rn152.toml -c configs/both_datasets.toml
-      torchrun --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml
+      torchrun --standalone --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml
 
     configs/peclr_rn50.toml and peclr_rn152.toml are the paper's recipe on FreiHAND. To add YouTube3DHands, give
     both_datasets.toml after one of them.
@@ -62,7 +62,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
     \b
       python cli.py finetune -c configs/finetune_demo.toml --from runs/demo --out runs/from_demo
       python cli.py finetune -c configs/finetune_rn50.toml --from runs/peclr_rn50 --set data.label_fraction=0.1
-      torchrun --nproc-per-node=4 cli.py finetune -c configs/finetune_rn50.toml --set train.micro_batch=32
+      torchrun --standalone --nproc-per-node=4 cli.py finetune -c configs/finetune_rn50.toml --set train.micro_batch=32
 
     --from is short for --set encoder.weights=...: a run's folder, a checkpoint, a file of torchvision's or the authors'
     weights, "peclr_rn18" of networks/, "imagenet" or "random". A fine-tuned network also gives its head, if that is of
