@@ -11,7 +11,7 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import SOURCES, DataConfig, refuse_address
-from peclr_dali.pipelines.samples.box_check import check_boxes
+from peclr_dali.pipelines.samples.box_check import check_boxes, check_keypoints
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.sources.pairs import partners_of
@@ -40,6 +40,7 @@ def _load(config: DataConfig) -> Index:
             'data.split = "all", or use a larger set.'
         )
     check_boxes(index)
+    check_keypoints(index)
     left = None
     if config.bad_list is not None:
         left = rows_not_listed(index, Path(config.bad_list))

@@ -276,7 +276,9 @@ def test_the_command_lists_its_runs_and_names_mistakes(
     settings = ["--seeds", "3", "-c", "configs/cards/h100.toml", "--set", "run.keep=2"]
     assert called(monkeypatch, *of_arm, *settings, "--list") == 0
     pretraining, finetuning = capsys.readouterr().out.splitlines()
-    assert pretraining.startswith("torchrun --standalone --nproc-per-node=8 -m peclr_dali pretrain -c configs/peclr_rn152.toml ")
+    assert pretraining.startswith(
+        "torchrun --standalone --nproc-per-node=8 -m peclr_dali pretrain -c configs/peclr_rn152.toml "
+    )
     assert "-c configs/cards/h100.toml" in pretraining
     assert "--set data.1.root=data/youtube3d --set data.1.source=youtube3d" in pretraining
     assert "--set run.seed=3" in finetuning
