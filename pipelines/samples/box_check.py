@@ -95,7 +95,7 @@ def check_boxes(index: Index) -> None:
 
 
 def check_keypoints(index: Index) -> None:
-    """Check the keypoints of one source against its boxes, which have a side. A warning counts the hands that are wrong.
+    """Check the keypoints of one source against its boxes. A warning counts the hands that are wrong.
 
     Raises:
         UserError: most hands have a keypoint that is farther from its box's centre than `_FARTHEST_SIDES` sides.

@@ -14,8 +14,8 @@ from peclr_dali.pipelines.config import SOURCES, DataConfig, refuse_address
 from peclr_dali.pipelines.samples.box_check import check_boxes, check_keypoints
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.samples.subsets import in_fraction, rows_not_listed
 from peclr_dali.pipelines.sources.pairs import partners_of
-from peclr_dali.pipelines.sources.subsets import in_fraction, rows_not_listed
 
 
 def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:

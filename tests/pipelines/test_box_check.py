@@ -97,5 +97,5 @@ def test_keypoints_far_from_their_boxes_are_refused_or_counted(caplog: pytest.Lo
     keypoints_px[1, 5, 0] = np.inf
     check_keypoints(index)
     assert "1 of 5 hands have keypoints far from their boxes, first that of 1.jpg" in caplog.text
-    with pytest.raises(UserError, match="5 of 5 hands have keypoints far.*Expected pixels of the image"):
+    with pytest.raises(UserError, match=r"5 of 5 hands have keypoints far.*Expected pixels of the image"):
         check_keypoints(replace(index, keypoints_px=keypoints_px * 10))
