@@ -75,6 +75,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
     from peclr_dali.train.finetune import finetune as run
     from peclr_dali.train.pose.pose_run import best_of
     from peclr_dali.train.runs.log import configure_logging
+    from peclr_dali.train.runs.meter import errors_in_words
 
     configure_logging()
     folder = run(config, resume)
@@ -83,8 +84,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
         validations = folder.read_validations()
         if validations:
             best = best_of(validations)
-            errors = f"PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, 2D EPE {best['epe_px']:.1f} px"
-            say(f"held out: {errors} at step {best['step']}, {folder.best.folder}")
+            say(f"held out: {errors_in_words(best)} at step {best['step']}, {folder.best.folder}")
             say(f"its predictions:   {folder.predictions_picture}")
         say(f"how the loss fell: {folder.loss_picture}")
 
