@@ -10,7 +10,7 @@ import click
 
 from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands.options import FILE, config_options, pretraining_config
+from peclr_dali.train.commands.options import FILE, Number, config_options, pretraining_config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,7 +34,7 @@ def _rows(context: click.Context, parameter: click.Parameter, path: Path | None)
 
 def rounds_options(repeats: int) -> Callable[[F], F]:
     """Add `--repeats` and `--seconds`."""
-    rounds, seconds = click.IntRange(2, LARGEST_COUNT), click.FloatRange(0.1, 1e5)
+    rounds, seconds = click.IntRange(2, LARGEST_COUNT), Number(0.1, 1e5)
     each, least = "Rounds; each measures everything once.", "Minimum length of a repeat."
     add_repeats = click.option("--repeats", default=repeats, show_default=True, type=rounds, help=each)
     add_seconds = click.option("--seconds", default=2.0, show_default=True, type=seconds, help=least)

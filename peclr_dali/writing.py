@@ -94,8 +94,9 @@ def require_own_results(folder: Path, names: Sequence[str], *, force: bool) -> N
     if force or not (there := [name for name in names if os.path.lexists(folder / name)]):
         return
     try:
-        ours = "checkpoint" in parse_json(regular(folder / names[0]).read_bytes())
-    except (OSError, ValueError, TypeError):  # there is none, or it is not ours
+        found = parse_json(regular(folder / names[0]).read_bytes())
+        ours = isinstance(found, dict) and "checkpoint" in found and len(found) > 1
+    except (OSError, ValueError):  # there is none, or it is not ours
         ours = False
     if not ours:
         raise UserError(

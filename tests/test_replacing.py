@@ -16,7 +16,7 @@ from tests.train import tiny_run
 from tests.train.test_convert import published_pose
 from tests.train.tiny_hands import untrained_run, write_hands
 
-MINE = b'{"mine": 1}'
+MINE = b'{"checkpoint": 1}'
 DATA = as_options(["data.source=folder", "data.root={root}/images", "pipelines.threads=1", "train.device=cpu"])
 OUTPUTS = {
     "views": (["views", *DATA, "{root}/out/views.png"], "views.png"),
@@ -66,6 +66,20 @@ def test_a_file_of_somebody_else_stays_unless_force(
         assert run_cli(*words) == 0
     else:
         assert run_cli(*words) == 2
+
+
+def test_pack_does_not_take_a_folder_of_somebody_else_for_its_own(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    thesis = tmp_path / "hands.unfinished" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("mine")
+    words = ["pack", *(word.format(root=root) for word in DATA), str(tmp_path / "hands")]
+    assert run_cli(*words) == 2
+    assert f"{thesis}: 'pack' would replace this folder" in capsys.readouterr().err
+    assert thesis.read_text() == "mine"
+    thesis.rename(thesis.with_name("shard-000000.tar"))  # as a call that was killed leaves it
+    assert run_cli(*words) == 0
 
 
 def test_every_command_that_writes_a_file_has_the_option() -> None:

@@ -109,6 +109,11 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["{root}/run/" + STEP + " is from pre-training", "python cli.py finetune --from {root}/run"],
     ),
     "prediction in no box": (["predict", "{root}/run", "{root}/images/00.jpg", "--box", "1,2"], ["--box 1,2", "40,30"]),
+    "prediction of no size": (
+        ["predict", "{root}/run", "{root}/images/00.jpg", "--scale-m", "nan"],
+        ["nan", "--scale-m"],
+    ),
+    "a device as configuration": (["pretrain", "-c", "/dev/zero"], ["/dev/zero: is a pipe or a device", "TOML"]),
     "read-out of an encoder that is not there": (
         ["probe", "--from", "{root}/nothing", "--out", "{root}/probed", "--set", "data.root={root}/hands"],
         ["encoder.weights = '{root}/nothing' does not exist"],

@@ -36,8 +36,8 @@ def _load(config: DataConfig) -> Index:
         raise UserError(f"{error.filename or config.root}: {error.strerror or error}. Check the path") from error
     if not len(index):
         raise UserError(
-            f"{config.root}: data.split = {config.split!r} has no image: a tenth of its few groups is none. Set "
-            'data.split = "all", or use a larger set.'
+            f"{config.root}: data.split = {config.split!r} has no image of a usable hand; a tenth of few groups is "
+            'none. Mend the data, set data.split = "all", or use a larger set.'
         )
     check_boxes(index)
     check_keypoints(index)

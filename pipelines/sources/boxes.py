@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,6 +16,7 @@ from peclr_dali.parsing import as_numbers, file_name, parse_json
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
 from peclr_dali.pipelines.sources.label_files import (
+    LEAST_FOCAL_PX,
     coco_annotations,
     csv_rows,
     dataset_file,
@@ -148,21 +149,35 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
+    kinds: list[str] | None = None
     for where, row in csv_rows(file, text, _COLUMNS):
+        kinds = _kinds_of_labels(file, row) if kinds is None else kinds
         edges = [row[column] for column in _COLUMNS[1:]]
-        labels = {
-            name: [row[column].strip() for column in columns]
-            for name, columns in _LABELS.items()
-            if row.keys() >= {*columns}
-        }
+        labels = {name: [row[column].strip() for column in _LABELS[name]] for name in kinds}
         yield _Row(where, row["file"], edges, row["hand"].strip() if "hand" in row else None, labels)
+
+
+def _kinds_of_labels(file: Path, columns: Collection[str]) -> list[str]:
+    for labels in _LABELS.values():
+        missing = [column for column in labels if column not in columns]
+        if 0 < len(missing) < len(labels):
+            raise UserError(
+                f"{file}: line 1 lacks the column {missing[0]!r}; expected all from {labels[0]} to {labels[-1]}, or "
+                "none. Mend the name, or add the column."
+            )
+    return [name for name, labels in _LABELS.items() if labels[0] in columns]
 
 
 def _coco_rows(file: Path, text: str) -> Iterator[_Row]:
     content = parse_json(text)
     category_of = {one["id"]: str(one["name"]) for one in content.get("categories", [])}
     for where, one, image in coco_annotations(file, content):
-        x, y, width, height = one["bbox"]
+        if int(one.get("iscrowd", 0)):
+            continue
+        box = as_numbers(one["bbox"])
+        if box is None or box.shape != (4,):
+            raise UserError(f"{where}: bbox is {str(one['bbox'])[:80]}; expected the numbers x, y, width, height.")
+        x, y, width, height = box.tolist()
         hand = "left" if category_of.get(one.get("category_id"), "").lower().startswith("left") else "right"
         yield _Row(where, file_name(image["file_name"]), (x, y, x + width, y + height), hand)
 
@@ -250,8 +265,11 @@ def _cameras(camera_px: npt.NDArray[np.float32] | None, hands: int) -> npt.NDArr
 
 def _require_joints(file: Path, xyz_m: npt.NDArray[np.float32], cameras: npt.NDArray[np.float32]) -> None:
     known = ~np.isnan(xyz_m[:, 0, 0])
-    if np.isnan(cameras[known]).any():
-        raise UserError(f"{file}: 3D joints without a camera; expected fx, fy, cx, cy in the same row. Add them.")
+    if not (cameras[known][:, [0, 1], [0, 1]] >= LEAST_FOCAL_PX).all() or np.isnan(cameras[known]).any():
+        raise UserError(
+            f"{file}: 3D joints without a camera, or with a focal length below {LEAST_FOCAL_PX:g} px; expected fx, fy, "
+            "cx, cy in pixels in the same row. Add or mend them."
+        )
     if (xyz_m[known, :, 2] <= 0).any():
         raise UserError(f"{file}: 3D joints behind the camera; expected x right, y down, z forward. Mend the labels.")
     if known.any():

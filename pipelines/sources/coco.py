@@ -34,6 +34,9 @@ _MMPOSE: Final = {
 }
 """Names of keypoints in MMPose's datasets of hands, and ours."""
 
+_LARGEST_PX: Final = 1e7
+"""Keypoints lie in the image or near it."""
+
 _LOOKED_AT: Final = 8
 """Number of images whose size is read."""
 
@@ -74,6 +77,8 @@ def load_coco(config: DataConfig) -> Index:
     if values is None or values.shape[1:] != (3 * len(HAND),) or box is None or box.shape[1:] != (4,):
         numbers = f"{3 * len(HAND)} numbers in keypoints and 4 in bbox"
         raise UserError(f"{file}: expected {numbers} of each annotation. Mend the file.")
+    if not (np.abs(values) < _LARGEST_PX).all():
+        raise UserError(f"{file}: has keypoints that are not finite or farther than {_LARGEST_PX:g} px. Mend them.")
     points = values.reshape(len(hands), len(HAND), 3)[:, order]
     keypoints_px = np.where(points[..., 2:] > 0, points[..., :2] + 0.5, np.nan)
     boxed = (box[:, 2:] > 0).all(axis=1, keepdims=True)

@@ -19,6 +19,7 @@ from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.samples.subsets import refuse_key, rows_of_split
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.label_files import (
+    LEAST_FOCAL_PX,
     dataset_file,
     project_px,
     read_json_array,
@@ -149,12 +150,14 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
 
 
 def _check_camera_frame(file: Path, name: str, rows: npt.NDArray[np.float64]) -> None:
-    if name == "K" and (strange := (rows[:, 2] != [0, 0, 1]).any(axis=1)).any():
-        pose = int(strange.argmax())
-        raise UserError(
-            f"{file}: the last row of the camera matrix of pose {pose} is {rows[pose, 2].tolist()}; expected 0, 0, 1. "
-            "Is the matrix transposed?"
-        )
+    if name == "K":
+        strange = (rows[:, 2] != [0, 0, 1]).any(axis=1) | (rows[:, [0, 1], [0, 1]] < LEAST_FOCAL_PX).any(axis=1)
+        if strange.any():
+            pose = int(strange.argmax())
+            raise UserError(
+                f"{file}: the camera matrix of pose {pose} is {rows[pose].tolist()}; expected focal lengths above "
+                f"{LEAST_FOCAL_PX:g} px, and a last row of 0, 0, 1. Is it transposed?"
+            )
     if name == "xyz" and (rows[..., 2] <= 0).any():
         raise UserError(
             f"{file}: a depth of {rows[..., 2].min():g}; expected depths above 0, in metres in the camera's frame. "

@@ -32,6 +32,9 @@ _FARTHEST_M: Final = 20.0
 _LONGEST_M: Final = 1.0
 """Largest length of a bone in metres."""
 
+LEAST_FOCAL_PX: Final = 10.0
+"""Smallest focal length of a camera."""
+
 
 def project_px(intrinsics: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Project points (N, K, 3) to pixels (N, K, 2) by (N, 3, 3) or (3, 3). Points behind the camera give NaN."""
@@ -44,11 +47,11 @@ def project_px(intrinsics: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float6
 def require_metres(file: Path, values: npt.NDArray[np.float64]) -> None:
     """Raise a `UserError` if points (N, K, 3), or lengths of bones (N,), are too large for metres."""
     lengths = values if values.ndim == 1 else np.abs(values[..., 2])
-    median, most = float(np.median(lengths)), _LONGEST_M if values.ndim == 1 else _FARTHEST_M
-    if median > most:
-        what = "bones are longer" if values.ndim == 1 else "keypoints are farther"
+    found, most = float(np.nanmax(lengths)), _LONGEST_M if values.ndim == 1 else _FARTHEST_M
+    if found > most:
+        what = "bone is" if values.ndim == 1 else "keypoint is at"
         raise UserError(
-            f"{file}: half of the {what} than {median:g} m; expected metres. Are they millimetres? Then divide by 1000."
+            f"{file}: a {what} {found:g} m; expected at most {most:g} m. Are these millimetres? Then divide by 1000."
         )
 
 
@@ -92,14 +95,21 @@ def csv_rows(file: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[st
     Raises:
         UserError: the header lacks one of some `columns`.
     """
-    lines = csv.reader(io.StringIO(text, newline=""))
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     header = [cell.strip() for cell in next(lines, [])]
+    if twice := [name for name in header if name and header.count(name) > 1]:
+        raise UserError(f"{file}: line 1 has the column {twice[0]!r} twice; expected each once. Remove one.")
     if not {*header} >= {*columns}:
         raise UserError(
             f"{file}: line 1 is {','.join(header)[:80]!r}; expected a header with the columns {','.join(columns)}, "
             "separated by commas. Write it, and the rows below it."
         )
     for cells in filter(None, lines):
+        if any(cells[len(header) :]):
+            raise UserError(
+                f"{file}, line {lines.line_num}: {len(cells)} cells; expected {len(header)}, as in line 1. Are these "
+                "decimal commas? Mend the row."
+            )
         yield f"{file}, line {lines.line_num}", dict(zip_longest(header, cells[: len(header)], fillvalue=""))
 
 
@@ -110,6 +120,8 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
         UserError: an annotation is of an image that the file does not list.
     """
     image_of = {image["id"]: image for image in content["images"]}
+    if len(image_of) < len(content["images"]):
+        raise UserError(f"{file}: several images have the same id; expected each once. Give them ids of their own.")
     for number, one in enumerate(content["annotations"]):
         place = f"{file}, annotation {number}"
         if one["image_id"] not in image_of:

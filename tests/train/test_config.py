@@ -63,6 +63,8 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
         ("batch=1", "--set batch=1: unknown key batch: did you mean train.batch?"),
         ("train.batch=1", "greater than or equal to 2"),
         ("pipelines.views=gpuu", "pipelines.views = 'gpuu': input should be 'auto', 'cpu', 'gpu' or 'dali'"),
+        ("run.log_every=5\nrun.keep=0", "should be a valid integer"),
+        ("data.weight=" + "[" * 9999, "data.0.weight = "),
         ("nothing.like=it", "unknown key nothing: --print-config shows all keys"),
         ("run=3", "run = 3: input should be a dictionary"),
         ("loss.temprature=1", "unknown key loss.temprature: did you mean loss.temperature?"),

@@ -12,7 +12,7 @@ import click
 
 from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands.options import COUNT, FILE, PATH, config_options, force_option, say
+from peclr_dali.train.commands.options import COUNT, FILE, PATH, Number, config_options, force_option, say
 from peclr_dali.writing import require_new
 
 
@@ -99,7 +99,7 @@ def evaluate(
 @click.option(
     "--scale-m",
     default=None,
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(0, 1, min_open=True),
     help="Length of the reference bone in metres; the pose is then in metres. A hand's reference bone is the first "
     "phalanx of the middle finger.",
 )

@@ -35,6 +35,15 @@ class PathOfUser(click.Path):
         return super().convert(value, param, ctx)
 
 
+class Number(click.FloatRange):
+    """A number within bounds. Click lets NaN pass, which no bound excludes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number = float(super().convert(value, param, ctx))
+        return self.fail(f"{value} is no number.", param, ctx) if number != number else number
+
+
 COUNT = click.IntRange(1, LARGEST_COUNT)
 SEED = click.IntRange(0, LARGEST_SEED)
 PATH = PathOfUser(path_type=Path)

@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import is_left_to_shell, or_shipped
+from peclr_dali.parsing import is_left_to_shell, or_shipped, regular
 
 FREE_ON_RESUME = (
     "run.out",
@@ -147,10 +147,10 @@ def read_toml(file: Path) -> dict[str, Any]:
     """
     file = or_shipped(file, ".toml")
     try:
-        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))
+        return tomllib.loads(regular(file).read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected a TOML file, such as configs/demo.toml") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not TOML: {error}") from error
 
 
@@ -161,8 +161,8 @@ def _parse_override(override: str) -> dict[str, Any]:
     if not equals or not all(tables):
         raise UserError(f"--set {override or repr('')}: expected table.key=value, such as --set optim.lr=3e-4")
     try:
-        value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except ValueError:
+        value = tomllib.loads(f"value = {text.strip()}")["value"] if "\n" not in text.strip() else text
+    except (ValueError, RecursionError):
         value = text.strip()
     for table in reversed(tables):
         value = {table: value}

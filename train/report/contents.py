@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from peclr_dali.errors import UserError
+from peclr_dali.parsing import parse_json
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pose.metrics import CONSTANTS, METRICS, Metric, constants_in_words
@@ -74,7 +74,9 @@ def _read_run(root: Path, name: str) -> Run:
             "no steps. Name a run of pretrain or finetune"
         )
     evaluation = root / "evaluation" / "metrics.json"
-    results = json.loads(evaluation.read_text()) if evaluation.exists() else None
+    results = parse_json(evaluation.read_bytes()) if evaluation.exists() else None
+    if results is not None and not (isinstance(results, dict) and {"metrics", "constants"} <= results.keys()):
+        raise UserError(f"{evaluation}: expected what 'evaluate' writes. Run it again, or move the file away")
     return Run(folder, name, folder.read_config(), rows, folder.read_validations(), results)
 
 

@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import PACKAGE
+from peclr_dali.parsing import PACKAGE, parse_json
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import first_difference, load_config, read_toml, to_toml
 from peclr_dali.train.config.pretraining import Config
@@ -28,7 +28,7 @@ from peclr_dali.writing import write_text
 log = logging.getLogger(__name__)
 
 Resume = Literal["never", "auto"]
-LOCK = "lock"
+LOCK = ".lock"
 """Name of the locked file. It contains the process, host and start time of the holder."""
 
 
@@ -102,7 +102,7 @@ class RunFolder:
                 f"{self.config_file} is of another run: {difference}. Resume with the configuration that it was "
                 f"started with, or {elsewhere}"
             )
-        for left_by_a_kill in self.root.glob("*.part"):
+        for left_by_a_kill in self.root.glob("*.*-*.part"):
             left_by_a_kill.unlink()
         found = self.checkpoints.latest_undamaged()
         if found is None:
@@ -148,10 +148,14 @@ class RunFolder:
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a JSON Lines file, one per logged step; none if there is no file.
 
-    An incomplete last line is left out: it may be half written, or left by a kill.
+    What is no row is left out, such as a last line that a kill left half written.
     """
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    rows = []
+    for line in file.read_bytes().splitlines(keepends=True) if file.exists() else []:
+        with suppress(ValueError):
+            if line.endswith(b"\n") and isinstance(row := parse_json(line), dict) and "step" in row:
+                rows.append(row)
+    return rows
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
@@ -66,9 +67,13 @@ def pack(
     Raises:
         UserError: `out` is not empty or cannot be written to, or no image can be used.
     """
+    out = out.absolute()
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"{out} is not empty: name a new folder for the tar files")
     unfinished = out.with_name(f"{out.name}.unfinished")
+    for path in unfinished.glob("*"):
+        if not re.match(r"shard-\d+\.tar|index\.npz", path.name):
+            raise UserError(f"{path}: 'pack' would replace this folder, which it did not write. Name another OUT")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)

@@ -81,10 +81,10 @@ def test_a_file_of_boxes_may_have_all_frames(root: Path) -> None:
     boxes = root / "boxes.csv"
     config = DataConfig(source="dexter_object", root=str(root), box=str(boxes), box_margin=1)
     frames = [f"data/{path.parts[-3]}/color/{path.name}" for path in sorted(root.glob("data/*/color/*"))]
-    write_boxes(boxes, {frame: [row, 0, row + 2, 1] for row, frame in enumerate(frames)})
+    write_boxes(boxes, {frame: [row, 0, row + 200, 100] for row, frame in enumerate(frames)})
     index = load_index(config)  # the box of the frame that is not used is ignored
     assert len(index) < len(frames)
-    assert index.box_px[:, 0].tolist() == [1 + frames.index(path) for path in index.paths]
+    assert index.box_px[:, 0].tolist() == [100 + frames.index(path) for path in index.paths]
     with one_line(r"Dexter\+Object are not split"):
         load_index(DataConfig(source="dexter_object", root=str(root), split="train"))
 

@@ -197,7 +197,7 @@ def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: st
     ("joints", "message"),
     [
         (np.zeros((3, 21, 3)), r"keypoints of 3 frames, but evaluation\.txt lists 4"),
-        (np.full((4, 21, 3), -600), "expected metres. Are they millimetres"),
+        (np.full((4, 21, 3), -600), "expected at most 20 m. Are these millimetres"),
     ],
 )
 def test_wrong_evaluation_keypoints_are_named(root: Path, joints: np.ndarray, message: str) -> None:

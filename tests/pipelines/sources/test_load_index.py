@@ -50,7 +50,7 @@ def test_several_sources_become_one_index(tmp_path: Path) -> None:
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(file), np.full((40, 60, 3), len(name), np.uint8))
-    (tmp_path / "two/training_K.json").write_text(json.dumps([[[9, 0, 30], [0, 9, 20], [0, 0, 1]]]))
+    (tmp_path / "two/training_K.json").write_text(json.dumps([[[90, 0, 30], [0, 90, 20], [0, 0, 1]]]))
     (tmp_path / "two/training_xyz.json").write_text(json.dumps([[[0, 0, 1]] * 21]))
     for version in range(1, 4):
         file.with_name(f"{version:08}.jpg").hardlink_to(file)

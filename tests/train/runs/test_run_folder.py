@@ -13,7 +13,7 @@ import pytest
 
 from peclr_dali.errors import UserError
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.runs.folder import LOCK, RunFolder
+from peclr_dali.train.runs.folder import LOCK, RunFolder, read_rows
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
@@ -60,3 +60,9 @@ def test_rows_of_steps_that_are_repeated_and_a_half_written_one_are_removed(tmp_
     assert folder.read_metrics() == rows
     folder.claim(Config(), 2)
     assert folder.metrics_file.read_text() == '{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 0.5}\n'
+
+
+def test_what_is_no_row_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step": 1}\n\n\0\0\0\n[1]\n{}\n{"step": 2}\n{"step": 3')
+    assert [row["step"] for row in read_rows(file)] == [1, 2]
