@@ -6,6 +6,7 @@ import logging
 import math
 import pickle
 import re
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,6 @@ OURS: Final = ("encoder.resnet.", "encoder.network.")
 
 VITPOSE_PICTURE_PX: Final = (256, 192)
 """Height and width of the pictures that ViTPose's ViT sees, in HaMeR and WiLoR too."""
-_VITPOSE_PATCH_PX: Final = 16
 
 _CHILDREN: Final = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
 """torchvision's names of the modules 0, 1, ... of `nn.Sequential(*resnet.children())`."""
@@ -36,11 +36,15 @@ log = logging.getLogger(__name__)
 
 
 class _StandIn:
-    """Empty object in the place of one that is no tensor; it ignores its content."""
+    """In the place of an object that is no tensor: a dict, since settings are often a subclass of dict, or empty."""
+
+    def __new__(cls, *arguments: object) -> Any:
+        """torch fills only its own kinds of dicts, an OrderedDict's attributes too."""
+        return super().__new__(cls) if arguments else OrderedDict()
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
-    __setstate__ = __setitem__ = __init__
+    __setstate__ = __init__
 
 
 def read_weights(path: Path, *, key: str, expected: str) -> State:
@@ -165,7 +169,7 @@ def vitpose_from_timm(state: Mapping[str, Tensor]) -> State:
     parts = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
     layers = ["patch_embed.proj", "last_norm", *(f"blocks.{block}.{part}" for block in blocks for part in parts)]
     differing = named.keys() ^ {"pos_embed", *(f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias"))}
-    if differing or named["patch_embed.proj.weight"].shape[-1] != _VITPOSE_PATCH_PX:
+    if differing or named["patch_embed.proj.weight"].shape[-1] != 16:
         raise UserError(
             f"--keys vitpose: ViTPose's ViT differs in {min(differing, default='its patches')}; expected a plain ViT "
             "of timm with patches of 16 pixels and absolute positions, such as timm/vit_small_patch16_224"
@@ -173,9 +177,8 @@ def vitpose_from_timm(state: Mapping[str, Tensor]) -> State:
     positions = named["pos_embed"].float()
     side = math.isqrt(positions.shape[1])
     square = positions[:, -side * side :].mT.unflatten(2, (side, side))
-    size = [px // _VITPOSE_PATCH_PX for px in VITPOSE_PICTURE_PX]
-    resampled = F.interpolate(square, size, mode="bicubic", antialias=True).flatten(2).mT
-    return {**named, "pos_embed": F.pad(resampled, (0, 0, 1, 0))}
+    resampled = F.interpolate(square, [px // 16 for px in VITPOSE_PICTURE_PX], mode="bicubic", antialias=True)
+    return {**named, "pos_embed": F.pad(resampled.flatten(2).mT, (0, 0, 1, 0))}
 
 
 def require_finite(state: Mapping[str, Tensor], origin: str) -> None:

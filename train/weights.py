@@ -159,11 +159,9 @@ def export_encoder(source: Path, out: Path, *, half: bool = False, keys: Literal
 
 def _vitpose_note(vit: Any) -> str:
     """The call that builds the network of a file: ViTPose's own small ViT has more heads than timm's."""
-    block, width = vit.blocks[0], vit.embed_dim
-    return (
-        f"for ViTPose's ViT(img_size=(256, 192), patch_size=16, embed_dim={width}, depth={len(vit.blocks)}, num_heads="
-        f"{block.attn.num_heads}, mlp_ratio={block.mlp.fc1.out_features / width:g}, qkv_bias=True)"
-    )
+    heads, ratio = vit.blocks[0].attn.num_heads, vit.blocks[0].mlp.fc1.out_features / vit.embed_dim
+    sizes = f"embed_dim={vit.embed_dim}, depth={len(vit.blocks)}, num_heads={heads}, mlp_ratio={ratio:g}"
+    return f"for ViTPose's ViT(img_size=(256, 192), patch_size=16, {sizes}, qkv_bias=True)"
 
 
 def model_card(config: Mapping[str, Any], steps: int, checkpoint: Path) -> dict[str, Any]:
@@ -178,6 +176,11 @@ def model_card(config: Mapping[str, Any], steps: int, checkpoint: Path) -> dict[
         "licence": {"code": "MIT", "data": "not stated"},
         "configuration": config,
     }
+
+
+def write_card(card: Mapping[str, Any], out: Path) -> None:
+    """Write the model card of an exported file beside it."""
+    write_text(card_beside(out), json.dumps(card, indent=2) + "\n")
 
 
 def card_beside(out: Path) -> Path:
@@ -223,7 +226,7 @@ def save_tensors(
     else:
         with whole_file(out) as file:
             torch.save(content, file)
-    write_text(card_beside(out), json.dumps(card, indent=2) + "\n")
+    write_card(card, out)
 
 
 def random_views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -276,9 +279,7 @@ def export_onnx(source: Path, out: Path) -> str:
             input_names=INPUTS, output_names=OUTPUTS, opset_version=OPSET, external_data=False, verbose=False,
         )  # fmt: skip
     assert program is not None
-    card = model_card(to_dict(run.config), run.step, run.path)
     program.model.metadata_props["preprocessing"] = json.dumps(preprocessing(run))
-    program.model.metadata_props["card"] = json.dumps(card)
     model = program.model_proto.SerializeToString()
     views = random_views(3, side_px, seed=3)  # another batch size than the traced one
     session: Any = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -292,7 +293,7 @@ def export_onnx(source: Path, out: Path) -> str:
             f"its joints {off:.2g} reference bones"
         )
     write_bytes(out, model)
-    write_text(card_beside(out), json.dumps(card, indent=2) + "\n")
+    write_card(model_card(to_dict(run.config), run.step, run.path), out)
     return (
         f"{run.config.encoder.name} with its pose head, views of {side_px} px, any batch, opset {OPSET}; at most "
         f"{off_px:.1g} px from torch in onnxruntime"
