@@ -178,11 +178,6 @@ def model_card(config: Mapping[str, Any], steps: int, checkpoint: Path) -> dict[
     }
 
 
-def write_card(card: Mapping[str, Any], out: Path) -> None:
-    """Write the model card of an exported file beside it."""
-    write_text(card_beside(out), json.dumps(card, indent=2) + "\n")
-
-
 def card_beside(out: Path) -> Path:
     """The JSON file with the model card of an exported file."""
     return out.with_name(f"{out.name}.json")
@@ -226,7 +221,7 @@ def save_tensors(
     else:
         with whole_file(out) as file:
             torch.save(content, file)
-    write_card(card, out)
+    write_text(card_beside(out), json.dumps(card, indent=2))
 
 
 def random_views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -293,7 +288,7 @@ def export_onnx(source: Path, out: Path) -> str:
             f"its joints {off:.2g} reference bones"
         )
     write_bytes(out, model)
-    write_card(model_card(to_dict(run.config), run.step, run.path), out)
+    write_text(card_beside(out), json.dumps(model_card(to_dict(run.config), run.step, run.path), indent=2))
     return (
         f"{run.config.encoder.name} with its pose head, views of {side_px} px, any batch, opset {OPSET}; at most "
         f"{off_px:.1g} px from torch in onnxruntime"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 import safetensors
@@ -27,7 +28,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "peclr_vits.toml"
 NARROW = (
     "encoder.name=timm/test_vit", "geometry.rotation_deg=[-10,10]", "geometry.scale=[0.9,1.1]", "colour.hue=[1,1]",
     "colour.saturation=[1,1]", "geometry.translation_frac=0.02", "loss.temperature=0.2", "train.batch=24",
-    "train.micro_batch=12", "train.epochs=40", "run.log_every=20", "run.checkpoint_every=80", "probe.every_epochs=0",
+    "train.micro_batch=12", "train.epochs=40", "run.log_every=20", "probe.every_epochs=0",
 )  # fmt: skip
 
 
@@ -49,19 +50,18 @@ class Block(nn.Module):
 
 
 class VitPose(nn.Module):
-    """The backbone of ViTPose and HaMeR for pictures of 256 x 192: (N, 3, 256, 192) to (N, C, 16, 12)."""
+    """The backbone of ViTPose and HaMeR for pictures of 256 x 192: (N, 3, 256, 192) to (N, 192, C)."""
 
-    def __init__(self, embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) -> None:
+    def __init__(self, embed_dim: int, depth: int, num_heads: int, mlp_ratio: int) -> None:
         super().__init__()
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, embed_dim, 16, 16, padding=2)})
         self.pos_embed = nn.Parameter(torch.empty(1, 16 * 12 + 1, embed_dim))
-        self.blocks = nn.Sequential(*(Block(embed_dim, num_heads, int(embed_dim * mlp_ratio)) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(Block(embed_dim, num_heads, embed_dim * mlp_ratio) for _ in range(depth)))
         self.last_norm = nn.LayerNorm(embed_dim, eps=1e-6)
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.patch_embed["proj"](image).flatten(2).mT + self.pos_embed[:, 1:] + self.pos_embed[:, :1]
-        features: Tensor = self.last_norm(self.blocks(x)).mT.unflatten(2, (16, 12))
-        return features
+        return cast(Tensor, self.last_norm(self.blocks(x)))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_shipped_configuration_trains_a_vit(run: Path) -> None:
     losses = [row["loss"] for row in tiny_run.rows_of(run)]
-    assert losses[-1] < 0.75 * losses[0] < 3
+    assert losses[-1] < 0.75 * losses[0] < 3, losses
 
 
 def test_hamers_backbone_computes_what_the_exported_vit_does(run: Path, tmp_path: Path) -> None:
@@ -82,9 +82,8 @@ def test_hamers_backbone_computes_what_the_exported_vit_does(run: Path, tmp_path
     for name, *options in (("vit.pth", "--keys=vitpose"), ("vit.safetensors", "--keys=vitpose"), ("timm.pth",)):
         assert run_cli("export", str(run), str(tmp_path / name), *options) == 0
     card = json.loads((tmp_path / "vit.pth.json").read_text())
-    call = {key: float(value) for key, value in re.findall(r"(\w+)=([\d.]+)", card["tensors"])}
-    sizes = {key: int(call[key]) for key in ("embed_dim", "depth", "num_heads")}
-    backbone = VitPose(**sizes, mlp_ratio=call["mlp_ratio"]).eval()
+    sizes = dict(re.findall(r"(embed_dim|depth|num_heads|mlp_ratio)=(\d+)", card["tensors"]))
+    backbone = VitPose(**{name: int(size) for name, size in sizes.items()}).eval()
     backbone.load_state_dict(torch.load(tmp_path / "vit.pth", map_location="cpu")["state_dict"], strict=True)
 
     state = torch.load(tmp_path / "timm.pth")
@@ -94,27 +93,21 @@ def test_hamers_backbone_computes_what_the_exported_vit_does(run: Path, tmp_path
     theirs.load_state_dict(state, strict=True)
     image = torch.randn(2, 3, 256, 192)
     with torch.no_grad():
-        found = backbone(image).flatten(2).mT
         wanted = theirs(F.pad(image, (2, -2, 2, -2)))  # its patches begin 2 pixels later
-    assert wanted.std(dim=1).mean() > 0.1
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-
+        torch.testing.assert_close(backbone(image), wanted, rtol=1e-4, atol=1e-4)
     with safetensors.safe_open(tmp_path / "vit.safetensors", "pt") as file:
         assert set(file.keys()) == set(backbone.state_dict())
         assert {**json.loads(file.metadata()["card"]), "tensors": 0} == {**card, "tensors": 0}
     assert (card["steps"], card["height_width_px"], card["normalisation"]["mean"]) == (80, [256, 192], [*IMAGENET_MEAN])
-    assert card["licence"] == {"code": "MIT", "data": "not stated"}
     assert card["commit"] == json.loads((run / "versions.json").read_text())["commit"]
-    assert card["configuration"]["data"][0]["source"] == "folder"
     assert card["configuration"]["geometry"]["rotation_deg"] == [-10, 10]
 
 
 def test_other_networks_are_no_vitpose() -> None:
     vit = make_encoder("timm/test_vit", 32).library_state_dict()
     for changed, found in (
-        ({**vit, "blocks.0.ls1.gamma": torch.ones(64)}, r"blocks\.0\.ls1\.gamma"),
+        ({**vit, "blocks.0.ls1.gamma": torch.ones(64)}, "blocks.0.ls1.gamma"),
         ({**vit, "patch_embed.proj.weight": torch.ones(64, 3, 8, 8)}, "its patches"),
-        ({key: value for key, value in vit.items() if key != "pos_embed"}, "pos_embed"),
         (make_encoder("resnet18").library_state_dict(), "bn1"),
     ):
         with pytest.raises(UserError, match=rf"ViTPose's ViT differs in {found}"):
@@ -126,17 +119,13 @@ def test_published_files_are_read(name: str, tmp_path: Path) -> None:
     """timm's with their classifier; DINOv3's by Meta's own names."""
     from timm import create_model
 
-    published = create_model(name)
-    state = dict(published.state_dict())
+    published = create_model(name).eval()
+    state = {re.sub(r"gamma_(\d)", r"ls\1.gamma", key): value for key, value in published.state_dict().items()}
     if "dinov3" in name:
-        state = {re.sub(r"gamma_(\d)", r"ls\1.gamma", key): value for key, value in state.items()}
-        state["storage_tokens"] = state.pop("reg_token")
-        state |= {"mask_token": torch.zeros(1, 192), "rope_embed.periods": torch.ones(16)}
+        state |= {"storage_tokens": state.pop("reg_token"), "mask_token": torch.zeros(1, 192)}
     torch.save(state, tmp_path / "weights.pth")
-    encoder = build_encoder(EncoderConfig(f"timm/{name}", str(tmp_path / "weights.pth")), 64).eval()
-    image = torch.randn(2, 3, 64, 64)
+    encoder = build_encoder(EncoderConfig(f"timm/{name}", str(tmp_path / "weights.pth"))).eval()
+    image = torch.randn(2, *published.pretrained_cfg["input_size"])
     with torch.no_grad():
-        if name == "test_vit":
-            published.set_input_size(64)
-        features = published.eval().forward_head(published.forward_features(image), pre_logits=True)
+        features = published.forward_head(published.forward_features(image), pre_logits=True)
         torch.testing.assert_close(encoder(image), features, rtol=1e-4, atol=1e-4)
