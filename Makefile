@@ -40,15 +40,15 @@ $(STAMP): requirements.lock
 demo: $(STAMP)  ## make data, pre-train, fine-tune, evaluate, predict; ends with report.html (minutes, no GPU needed)
 	$(BIN)/python cli.py make-data $(CACHE)/hands --poses 800 --seed 0
 	$(BIN)/python cli.py pretrain -c configs/demo.toml --resume auto
-	$(BIN)/python cli.py finetune -c configs/finetune_demo.toml --from random --out runs/demo_scratch --resume auto
+	$(BIN)/python cli.py finetune -c configs/finetune_demo.toml --from random --out runs/from_scratch --resume auto
 	$(BIN)/python cli.py finetune -c configs/finetune_demo.toml --resume auto
-	$(BIN)/python cli.py evaluate runs/finetune_demo --compare runs/demo_scratch --set data.part=evaluation \
+	$(BIN)/python cli.py evaluate runs/from_pretrained --compare runs/from_scratch --set data.part=evaluation \
 	    --set data.split=all
 	mkdir -p runs/ten_hands && cp $(CACHE)/hands/evaluation/rgb/0000000?.jpg runs/ten_hands
 	head -11 $(CACHE)/hands/evaluation_boxes.csv > runs/ten_hands/boxes.csv
 	$(BIN)/python cli.py predict networks/hand_photos_rn18.safetensors runs/ten_hands --box runs/ten_hands/boxes.csv \
 	    --out runs/predictions_demo
-	$(BIN)/python cli.py report runs/demo runs/finetune_demo runs/demo_scratch --predictions runs/predictions_demo \
+	$(BIN)/python cli.py report runs/demo runs/from_pretrained runs/from_scratch --predictions runs/predictions_demo \
 	    --title "100 labelled images: from the encoder pre-trained above, and from scratch" --out runs/report.html
 
 photographs: $(STAMP) $(SIGNS)/images  ## pre-train on photographs of hands, and tell digits apart by its features

@@ -55,7 +55,9 @@ def compare_loaders(
     if index.store is not None:
         log.info("packed data: other loaders are left out, since they need single files")
     else:
-        files = checked_files(index)  # reading also fills the page cache, for all loaders alike
+        files = checked_files(
+            index, config.geometry.side_px
+        )  # reading also fills the page cache, for all loaders alike
         for name, peer in offered_peers(files, device).items() if peers else ():
             starts[name] = partial(peer.start, files, available_cores(), batch)
     loaders = len(starts)
@@ -84,7 +86,7 @@ def compare_loaders(
     return row | {"verdict": verdict(row)}
 
 
-def checked_files(index: Index) -> Files:
+def checked_files(index: Index, side_px: int) -> Files:
     """All files with their boxes, checked, since other loaders stop at a bad one.
 
     Raises:
@@ -98,7 +100,7 @@ def checked_files(index: Index) -> Files:
             "--set data.bad_list=..."
         )
     whole_px = np.stack([width_px / 2, height_px / 2, np.maximum(width_px, height_px)], axis=1)
-    return Files(paths, np.where(index.box_px[:, 2:] == 0, whole_px, index.box_px).astype(np.float32))
+    return Files(paths, np.where(index.box_px[:, 2:] == 0, whole_px, index.box_px).astype(np.float32), side_px)
 
 
 def verdict(row: Row) -> str:

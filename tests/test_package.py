@@ -98,7 +98,7 @@ def test_no_printed_command_needs_the_checkout(line: str, tmp_path: Path) -> Non
     command = [sys.executable, "-m", *line.split()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     printed = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
-    assert re.search(r"torchrun --nproc-per-node=\d+ -m peclr_dali pretrain", printed)
+    assert re.search(r"torchrun --standalone --nproc-per-node=\d+ -m peclr_dali pretrain", printed)
     assert "python -m peclr_dali " in printed
     assert "cli.py" not in printed
 

@@ -31,8 +31,8 @@ from peclr_dali.pipelines.render.runner import FileDecoder
 from peclr_dali.pipelines.render.settings import Settings, choose_settings
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
+from peclr_dali.pipelines.samples.subsets import write_bad_list
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.pipelines.sources.subsets import write_bad_list
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.runs.pictures import save_views
 from peclr_dali.writing import require_ending

@@ -17,7 +17,7 @@ from peclr_dali.models.encoders import Encoder, make_encoder
 from peclr_dali.models.network import ContrastiveNetwork, Normalize
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.sources.subsets import in_fraction
+from peclr_dali.pipelines.samples.subsets import in_fraction
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config

@@ -1,7 +1,7 @@
 """Peers: other loaders that make the same two views from the same files and boxes, a file for each.
 
-Each makes two 128 x 128 views of every image: rotation in [-45, 45] degrees, translation of up to 15/128 of the output
-side, scale in [0.6, 2], and jitter of hue, saturation and value. All shuffle. All are endless, so that no restart
+Each makes two square views of every image: rotation in [-45, 45] degrees, translation of up to 15/128 of their side,
+scale in [0.6, 2], and jitter of hue, saturation and value. All shuffle. All are endless, so that no restart
 between epochs is measured.
 """
 
@@ -38,7 +38,9 @@ class Peer:
         for views, *_ in batches:
             if self.on_gpu:
                 torch.cuda.current_stream().synchronize()  # a batch counts when it is finished
-            yield len(views)
+            if len(views) != batch:
+                raise ValueError(f"{self.function}: {len(views)} first views in a batch of {batch} images")
+            yield batch
 
 
 PEERS: Final = {

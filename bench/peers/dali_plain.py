@@ -12,7 +12,7 @@ from nvidia.dali import fn
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import DALIDataType, DALIImageType
 
-from peclr_dali.bench.peers.workers import RANGES, VIEW_PX, Files, endless_batches
+from peclr_dali.bench.peers.workers import RANGES, Files, endless_batches
 
 _IMAGENET_MEAN: Final = [0.485 * 255, 0.456 * 255, 0.406 * 255]
 _IMAGENET_STD: Final = [0.229 * 255, 0.224 * 255, 0.225 * 255]
@@ -22,7 +22,7 @@ _PREALLOCATED_PX: Final = 1024
 
 
 def on_cpu(files: Files, threads: int, batch: int) -> Iterator[Any]:
-    """Endless batches of two views, (3, 128, 128) float32, by warp_affine, hsv and crop_mirror_normalize."""
+    """Endless batches of two views, (3, S, S) float32, by warp_affine, hsv and crop_mirror_normalize."""
     return _batches(files, threads, batch, "cpu")
 
 
@@ -47,20 +47,20 @@ def _batches(files: Files, threads: int, batch: int, decoder: Literal["cpu", "mi
             preallocate_width_hint=_PREALLOCATED_PX,
             preallocate_height_hint=_PREALLOCATED_PX,
         )
-        pipeline.set_outputs(_view(image, box_px), _view(image, box_px))
+        pipeline.set_outputs(*(_view(image, box_px, files.side_px) for _ in range(2)))
     return iter(pipeline.run, None)
 
 
-def _view(image: Any, box_px: Any) -> Any:
-    """A view (3, 128, 128) float32 of the image's box, where the image is. Hue is added, in DALI's linear colours."""
+def _view(image: Any, box_px: Any, view_px: int) -> Any:
+    """A view (3, S, S) float32 of the image's box, where the image is. Hue is added, in DALI's linear colours."""
     uniform = fn.random.uniform
-    scale = uniform(range=RANGES.scale) * VIEW_PX / box_px[2]
-    shift_px = uniform(range=RANGES.x_frac, shape=[2]) * VIEW_PX
+    scale = uniform(range=RANGES.scale) * view_px / box_px[2]
+    shift_px = uniform(range=RANGES.x_frac, shape=[2]) * view_px
     matrix = fn.transforms.translation(offset=-box_px[:2])
     matrix = fn.transforms.rotation(matrix, angle=uniform(range=RANGES.rotation_deg))
     matrix = fn.transforms.scale(matrix, scale=fn.stack(scale, scale))
-    matrix = fn.transforms.translation(matrix, offset=shift_px + VIEW_PX / 2)
-    view = fn.warp_affine(image, matrix=matrix, size=[VIEW_PX, VIEW_PX], inverse_map=False, fill_value=0)
+    matrix = fn.transforms.translation(matrix, offset=shift_px + view_px / 2)
+    view = fn.warp_affine(image, matrix=matrix, size=[view_px, view_px], inverse_map=False, fill_value=0)
     saturation, value = uniform(range=RANGES.saturation), uniform(range=RANGES.value)
     view = fn.hsv(view, hue=180 * uniform(range=RANGES.hue), saturation=saturation, value=value)
     return fn.crop_mirror_normalize(view, dtype=DALIDataType.FLOAT, mean=_IMAGENET_MEAN, std=_IMAGENET_STD)

@@ -14,26 +14,27 @@ from torch import Tensor
 from torch.utils.data import default_collate
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from peclr_dali.bench.peers.workers import VIEW_PX, Draws, Files, draw, endless_batches, shared_views, source_to_view_px
+from peclr_dali.bench.peers.workers import Draws, Files, draw, endless_batches, shared_views, source_to_view_px
 
 
-def make_batch(files: Files, samples: Sequence[int], empty: Callable[[int], Tensor] = shared_views) -> Tensor:
-    """(2, N, 3, 128, 128) uint8 views, channels-last, written into the memory that `empty` gives."""
-    draws, views = draw(2, len(samples)), empty(len(samples))
-    matrices, tables = opencv_matrices(files.boxes_px[samples], draws), hsv_tables(draws)
+def make_batch(files: Files, samples: Sequence[int], empty: Callable[[int, int], Tensor] = shared_views) -> Tensor:
+    """(2, N, 3, S, S) uint8 views, channels-last, written into the memory that `empty` gives."""
+    side_px, draws = files.side_px, draw(2, len(samples))
+    views = empty(len(samples), side_px)
+    matrices, tables = opencv_matrices(files.boxes_px[samples], draws, side_px), hsv_tables(draws)
     for number, sample in enumerate(samples):
         source = np.asarray(cv2.imread(files.paths[sample], cv2.IMREAD_COLOR))
         for view in range(2):
-            warped = cv2.warpAffine(source, matrices[view, number], (VIEW_PX, VIEW_PX), flags=cv2.INTER_LINEAR)
+            warped = cv2.warpAffine(source, matrices[view, number], (side_px, side_px), flags=cv2.INTER_LINEAR)
             hsv = cv2.cvtColor(warped, cv2.COLOR_BGR2HSV, dst=warped)
             hsv = cv2.LUT(hsv, tables[view, number], dst=hsv)
             cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB, dst=views[view, number].numpy())
     return views.permute(0, 1, 4, 2, 3)
 
 
-def opencv_matrices(boxes_px: npt.NDArray[Any], draws: Draws) -> npt.NDArray[np.float64]:
+def opencv_matrices(boxes_px: npt.NDArray[Any], draws: Draws, view_px: int) -> npt.NDArray[np.float64]:
     """`source_to_view_px` for cv2.warpAffine, whose frames have their origins in the first pixel's centre."""
-    matrices = source_to_view_px(boxes_px, draws)
+    matrices = source_to_view_px(boxes_px, draws, view_px)
     matrices[..., 2] += matrices[..., :2].sum(axis=-1) / 2 - 0.5
     return matrices
 
@@ -50,16 +51,17 @@ _NORMALISED: Final = Compose([ToTensor(), Normalize([0.485, 0.456, 0.406], [0.22
 
 
 def make_batch_as_authors(files: Files, samples: Sequence[int]) -> Any:
-    """First views (N, 3, 128, 128) float32 and their matrices (N, 2, 3) from source to view; then the second ones."""
-    draws, made = draw(len(samples), 2), []
+    """First views (N, 3, S, S) float32 and their matrices (N, 2, 3) from source to view; then the second ones."""
+    draws, made = draw(len(samples), 2), list[Any]()
     for number, sample in enumerate(samples):
         source = cv2.cvtColor(np.asarray(cv2.imread(files.paths[sample])), cv2.COLOR_BGR2RGB)
         box_px = files.boxes_px[sample].tolist()
-        made.append((*make_view(source, box_px, draws.at(number, 0)), *make_view(source, box_px, draws.at(number, 1))))
+        views = [make_view(source, box_px, draws.at(number, view), files.side_px) for view in range(2)]
+        made.append((*views[0], *views[1]))
     return default_collate(made)
 
 
-def make_view(source: Any, box_px: Sequence[float], one: Draws) -> tuple[Tensor, Tensor]:
+def make_view(source: Any, box_px: Sequence[float], one: Draws, view_px: int) -> tuple[Tensor, Tensor]:
     """Rotate the whole image, crop (at most to its border), resize by area, jitter, ToTensor and Normalize."""
     x_px, y_px, side_px = box_px
     turn_px = cv2.getRotationMatrix2D((x_px, y_px), -one.rotation_deg, 1.0)
@@ -68,8 +70,8 @@ def make_view(source: Any, box_px: Sequence[float], one: Draws) -> tuple[Tensor,
     left = max(round(x_px - crop_px * (0.5 + one.x_frac)), 0)
     top = max(round(y_px - crop_px * (0.5 + one.y_frac)), 0)
     crop = turned[top : top + crop_px, left : left + crop_px]
-    view = cv2.resize(crop, (VIEW_PX, VIEW_PX), interpolation=cv2.INTER_AREA)
-    matrix_px = (turn_px - [[0, 0, left], [0, 0, top]]) * [[VIEW_PX / crop.shape[1]], [VIEW_PX / crop.shape[0]]]
+    view = cv2.resize(crop, (view_px, view_px), interpolation=cv2.INTER_AREA)
+    matrix_px = (turn_px - [[0, 0, left], [0, 0, top]]) * [[view_px / crop.shape[1]], [view_px / crop.shape[0]]]
     return _NORMALISED(jitter_hsv(view, one)), torch.from_numpy(matrix_px.astype(np.float32))
 
 
@@ -82,7 +84,7 @@ def jitter_hsv(view: Any, one: Draws) -> npt.NDArray[np.uint8]:
 
 
 def spdl_batches(files: Files, threads: int, batch: int) -> Iterator[Tensor]:
-    """Endless batches of views, (2, N, 3, 128, 128) uint8, made by OpenCV in `threads` threads of SPDL."""
+    """Endless batches of views, (2, N, 3, S, S) uint8, made by OpenCV in `threads` threads of SPDL."""
     from spdl.pipeline import PipelineBuilder  # only here: it is no requirement
 
     cv2.setNumThreads(0)
@@ -97,5 +99,5 @@ def spdl_batches(files: Files, threads: int, batch: int) -> Iterator[Tensor]:
         yield from pipeline
 
 
-def _views(images: int) -> Tensor:
-    return torch.from_numpy(np.empty((2, images, VIEW_PX, VIEW_PX, 3), np.uint8))
+def _views(images: int, side_px: int) -> Tensor:
+    return torch.from_numpy(np.empty((2, images, side_px, side_px, 3), np.uint8))

@@ -14,11 +14,11 @@ from torchvision.io import ImageReadMode, decode_image, decode_jpeg, read_file
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from peclr_dali.bench.peers.workers import VIEW_PX, Draws, Files, draw, endless_batches, shared_views, source_to_view_px
+from peclr_dali.bench.peers.workers import Draws, Files, draw, endless_batches, shared_views, source_to_view_px
 
 
 def batches(files: Files, threads: int, batch: int, device: str = "cuda") -> Iterator[tuple[Tensor, ...]]:
-    """Endless batches of two views, (N, 3, 128, 128) uint8 on the device. The next batch's files are read meanwhile.
+    """Endless batches of two views, (N, 3, S, S) uint8 on the device. The next batch's files are read meanwhile.
 
     The Exif orientation is not applied: torchvision does not offer it on a GPU.
     """
@@ -32,28 +32,29 @@ def batches(files: Files, threads: int, batch: int, device: str = "cuda") -> Ite
         while True:
             (samples, encoded), following = following, read(next(order))
             images = decode_jpeg(list(encoded), ImageReadMode.RGB, device=device)
-            yield make_views(images, files.boxes_px[samples], draw(2, batch)).unbind()
+            yield make_views(images, files.boxes_px[samples], draw(2, batch), files.side_px).unbind()
 
 
-def make_views(images: Sequence[Tensor], boxes_px: Any, draws: Draws) -> Any:
-    """(2, N, 3, 128, 128) uint8 views of N decoded images (3, H, W) uint8, on their device; draws are (2, N).
+def make_views(images: Sequence[Tensor], boxes_px: Any, draws: Draws, view_px: int) -> Any:
+    """(2, N, 3, S, S) uint8 views of N decoded images (3, H, W) uint8, on their device; draws are (2, N).
 
     Images of one size are sampled together.
     """
     device, shapes = images[0].device, np.array([image.shape[1:] for image in images])
-    matrices = torch.from_numpy(grid_matrices(source_to_view_px(boxes_px, draws), shapes)).to(device)
-    views = torch.empty((2, len(images), 3, VIEW_PX, VIEW_PX), device=device)
+    matrices_px = source_to_view_px(boxes_px, draws, view_px)
+    matrices = torch.from_numpy(grid_matrices(matrices_px, shapes, view_px)).to(device)
+    views = torch.empty((2, len(images), 3, view_px, view_px), device=device)
     for shape in np.unique(shapes, axis=0):
         rows = np.flatnonzero((shapes == shape).all(axis=1)).tolist()
         same = torch.stack([images[row] for row in rows]).float()
         for view in range(2):
-            grid = F.affine_grid(matrices[view, rows], [len(rows), 3, VIEW_PX, VIEW_PX], align_corners=False)
+            grid = F.affine_grid(matrices[view, rows], [len(rows), 3, view_px, view_px], align_corners=False)
             views[view, rows] = F.grid_sample(same, grid, align_corners=False)
     factors = Draws(*torch.from_numpy(np.array(draws, np.float32)).to(device)[..., None, None])
     return (255 * jitter_hsv(views / 255, factors)).round_().to(torch.uint8)
 
 
-def grid_matrices(matrices_px: Any, shapes_px: Any) -> Any:
+def grid_matrices(matrices_px: Any, shapes_px: Any, view_px: int) -> Any:
     """(..., N, 2, 3) float32 for `affine_grid`, which maps from view to source, both from -1 to 1.
 
     Args:
@@ -61,8 +62,8 @@ def grid_matrices(matrices_px: Any, shapes_px: Any) -> Any:
         shapes_px: (N, 2) heights and widths of the sources.
     """
     per_px, linear = 2 / shapes_px[:, ::-1, None], np.linalg.inv(matrices_px[..., :2])
-    center_px = linear @ (VIEW_PX / 2 - matrices_px[..., 2:])
-    return np.concatenate([linear * (VIEW_PX / 2) * per_px, center_px * per_px - 1], axis=-1).astype(np.float32)
+    center_px = linear @ (view_px / 2 - matrices_px[..., 2:])
+    return np.concatenate([linear * (view_px / 2) * per_px, center_px * per_px - 1], axis=-1).astype(np.float32)
 
 
 def jitter_hsv(rgb: Tensor, factors: Draws) -> Any:
@@ -79,20 +80,21 @@ def jitter_hsv(rgb: Tensor, factors: Draws) -> Any:
 
 
 def make_batch(files: Files, samples: Sequence[int]) -> Tensor:
-    """(2, N, 3, 128, 128) uint8 views, channels-last, in shared memory: the box resized once, then augmented."""
-    draws, views = draw(2, len(samples)), shared_views(len(samples)).permute(0, 1, 4, 2, 3)
+    """(2, N, 3, S, S) uint8 views, channels-last, in shared memory: the box resized once, then augmented."""
+    draws, view_px = draw(2, len(samples)), files.side_px
+    views = shared_views(len(samples), view_px).permute(0, 1, 4, 2, 3)
     for number, sample in enumerate(samples):
         source = decode_image(files.paths[sample], ImageReadMode.RGB, apply_exif_orientation=True)
         x_px, y_px, side_px = files.boxes_px[sample].tolist()
         side, corner = max(round(side_px), 1), (round(y_px - side_px / 2), round(x_px - side_px / 2))
-        hand = functional.resized_crop(source, *corner, side, side, [VIEW_PX, VIEW_PX], antialias=True)
+        hand = functional.resized_crop(source, *corner, side, side, [view_px, view_px], antialias=True)
         for view in range(2):
             views[view, number] = _augment(hand, draws.at(view, number))
     return views
 
 
 def _augment(hand: Tensor, one: Draws) -> Any:
-    shift_px = [one.x_frac * VIEW_PX, one.y_frac * VIEW_PX]
+    shift_px = [one.x_frac * hand.shape[-1], one.y_frac * hand.shape[-1]]
     way = InterpolationMode.BILINEAR
     view = functional.affine(hand, one.rotation_deg, shift_px, one.scale, shear=[0.0, 0.0], interpolation=way)
     view = functional.adjust_hue(functional.adjust_saturation(view, one.saturation), one.hue / 2)

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-VIEW_PX: Final = 128
-
 
 class Files(NamedTuple):
     """Image files that a peer makes views of."""
@@ -25,6 +23,9 @@ class Files(NamedTuple):
 
     boxes_px: npt.NDArray[np.float32]
     """(N, 3) centre x, centre y and side of the square around each hand, in upright source pixels."""
+
+    side_px: int
+    """Side S of the views."""
 
 
 class Draws(NamedTuple):
@@ -59,13 +60,13 @@ def draw(*shape: int) -> Draws:
     return Draws(*np.moveaxis(rng.uniform(low, high, (*shape, len(RANGES))), -1, 0))
 
 
-def source_to_view_px(boxes_px: npt.NDArray[Any], draws: Draws) -> npt.NDArray[np.float64]:
+def source_to_view_px(boxes_px: npt.NDArray[Any], draws: Draws, view_px: int) -> npt.NDArray[np.float64]:
     """(..., 2, 3) matrices from source to view, both corner-based, of boxes (..., 3) and draws (...)."""
     x_px, y_px, side_px = np.moveaxis(boxes_px, -1, 0)
-    angle_rad, magnification = np.radians(draws.rotation_deg), draws.scale * VIEW_PX / side_px
+    angle_rad, magnification = np.radians(draws.rotation_deg), draws.scale * view_px / side_px
     cosine, sine = magnification * np.cos(angle_rad), magnification * np.sin(angle_rad)
-    to_x_px = VIEW_PX * (0.5 + draws.x_frac) - cosine * x_px + sine * y_px
-    to_y_px = VIEW_PX * (0.5 + draws.y_frac) - sine * x_px - cosine * y_px
+    to_x_px = view_px * (0.5 + draws.x_frac) - cosine * x_px + sine * y_px
+    to_y_px = view_px * (0.5 + draws.y_frac) - sine * x_px - cosine * y_px
     return np.stack([cosine, -sine, to_x_px, sine, cosine, to_y_px], axis=-1).reshape(*to_x_px.shape, 2, 3)
 
 
@@ -108,9 +109,9 @@ def in_workers(make_batch: MakeBatch, files: Files, workers: int, batch: int) ->
     )
 
 
-def shared_views(images: int) -> Tensor:
-    """(2, N, 128, 128, 3) uint8, uninitialised, in shared memory, so that handing it over copies nothing."""
-    shape = (2, images, VIEW_PX, VIEW_PX, 3)
+def shared_views(images: int, side_px: int) -> Tensor:
+    """(2, N, S, S, 3) uint8, uninitialised, in shared memory, so that handing it over copies nothing."""
+    shape = (2, images, side_px, side_px, 3)
     storage = torch.UntypedStorage._new_shared(math.prod(shape))  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 

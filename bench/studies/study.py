@@ -169,7 +169,7 @@ class Run(NamedTuple):
         """A command that does the same; with several processes, if it is a pre-training whose batch allows it."""
         launcher, train = ["python"], self.config.train
         if self.command == "pretrain" and (most := min(processes, train.batch // train.micro_batch)) > 1:
-            launcher = ["torchrun", f"--nproc-per-node={most}"]
+            launcher = ["torchrun", "--standalone", f"--nproc-per-node={most}"]
         options = [("-c", file) for file in self.files] + [("--set", key) for key in self.keys]
         words = [word for option in options for word in option]
         return shlex.join([*launcher, "-m", "peclr_dali", self.command, *words, "--resume", "auto"])

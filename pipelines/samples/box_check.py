@@ -26,6 +26,9 @@ LEAST_SIDE_PX: Final = 2.0
 _MOST_SIDES: Final = 20.0
 """Largest side of a box, as a multiple of the image's longer side. In a larger box the image is a dot."""
 
+_FARTHEST_SIDES: Final = 5.0
+"""Largest distance of a keypoint from its box's centre, as a multiple of the box's side."""
+
 _LARGEST_PX: Final = 2.0**24
 """Largest coordinate at which float32 resolves one pixel."""
 
@@ -89,6 +92,25 @@ def check_boxes(index: Index) -> None:
             "to images of another size?"
         )
     log.warning("%s; their views are of one colour. Mend or remove these boxes", found)
+
+
+def check_keypoints(index: Index) -> None:
+    """Check the keypoints of one source against its boxes. A warning counts the hands that are wrong.
+
+    Raises:
+        UserError: most hands have a keypoint that is farther from its box's centre than `_FARTHEST_SIDES` sides.
+    """
+    if index.keypoints_px is None:
+        return
+    boxed = np.flatnonzero(index.box_px[:, 2] > 0)
+    from_center_px = np.nan_to_num(np.abs(index.keypoints_px - index.box_px[:, None, :2]), nan=0.0, posinf=np.inf)
+    far = from_center_px.max(axis=(1, 2)) > _FARTHEST_SIDES * index.box_px[:, 2]
+    if not far[boxed].any():
+        return
+    found = _found(index, boxed, far, "hands have keypoints far from their boxes")
+    if 2 * far[boxed].sum() > len(boxed):
+        raise UserError(f"{found}. Expected pixels of the image as displayed. Mend the keypoints, or the boxes.")
+    log.warning("%s; they are trained on as they are. Mend or remove them", found)
 
 
 def _found(index: Index, rows: IntArray, wrong: BoolArray, what: str) -> str:

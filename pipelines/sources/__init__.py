@@ -11,11 +11,11 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import SOURCES, DataConfig, refuse_address
-from peclr_dali.pipelines.samples.box_check import check_boxes
+from peclr_dali.pipelines.samples.box_check import check_boxes, check_keypoints
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.samples.subsets import in_fraction, rows_not_listed
 from peclr_dali.pipelines.sources.pairs import partners_of
-from peclr_dali.pipelines.sources.subsets import in_fraction, rows_not_listed
 
 
 def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
@@ -40,6 +40,7 @@ def _load(config: DataConfig) -> Index:
             'data.split = "all", or use a larger set.'
         )
     check_boxes(index)
+    check_keypoints(index)
     left = None
     if config.bad_list is not None:
         left = rows_not_listed(index, Path(config.bad_list))

@@ -18,9 +18,9 @@ from peclr_dali.parsing import as_numbers, file_name, parse_json
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.box_check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.subsets import refuse_key, rows_of_split
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.label_files import coco_annotations, dataset_file
-from peclr_dali.pipelines.sources.subsets import refuse_key, rows_of_split
 from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
 
 ANNOTATIONS: Final = "annotations.json"

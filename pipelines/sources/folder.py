@@ -14,8 +14,8 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
+from peclr_dali.pipelines.samples.subsets import rows_of_split
 from peclr_dali.pipelines.sources.boxes import with_boxes
-from peclr_dali.pipelines.sources.subsets import rows_of_split
 
 IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 _BROKEN_LINK: Final = "broken links"

@@ -16,6 +16,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.box_check import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index, read_file
+from peclr_dali.pipelines.samples.subsets import refuse_key, rows_of_split
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.label_files import (
     dataset_file,
@@ -23,7 +24,6 @@ from peclr_dali.pipelines.sources.label_files import (
     read_json_array,
     require_metres,
 )
-from peclr_dali.pipelines.sources.subsets import refuse_key, rows_of_split
 from peclr_dali.skeleton import HAND
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")

@@ -20,6 +20,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.subsets import hash_of_name, refuse_key
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.label_files import (
     Tables,
@@ -31,7 +32,6 @@ from peclr_dali.pipelines.sources.label_files import (
     stored_images,
 )
 from peclr_dali.pipelines.sources.pickles import MANO_TO_KEYPOINTS, read_numpy_pickle
-from peclr_dali.pipelines.sources.subsets import hash_of_name, refuse_key
 from peclr_dali.skeleton import HAND
 
 VALIDATION_FRAC: Final = 0.1

@@ -21,6 +21,7 @@ from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.box_check import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index, read_file
+from peclr_dali.pipelines.samples.subsets import refuse_key
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.label_files import (
     Tables,
@@ -30,7 +31,6 @@ from peclr_dali.pipelines.sources.label_files import (
     stored_images,
 )
 from peclr_dali.pipelines.sources.pickles import VERTICES, keypoint_regressor, read_regressor
-from peclr_dali.pipelines.sources.subsets import refuse_key
 
 _SAME_SHAPE: Final = 0.01
 """Largest relative difference of aspect ratios that count as equal, as those of 854 x 480 and 1280 x 720."""

@@ -50,7 +50,7 @@ def test_everything_is_measured_and_printed(images: Path, tmp_path: Path, capsys
     assert run_cli("bench-loader", *keys, *quick) == 0
     row = json.loads(record.read_text())
     everything = [*row["loaders"], *row["stages"]]
-    offered = offered_peers(checked_files(load_index(DataConfig(source="folder", root=str(images)))), CPU)
+    offered = offered_peers(checked_files(load_index(DataConfig(source="folder", root=str(images))), 128), CPU)
     assert [entry["name"] for entry in row["loaders"]] == ["this loader", *offered]
     assert [entry["name"] for entry in row["stages"]] == ["read only", "decode only"]
     assert all(entry["images_per_s"] > 0 for entry in everything)
@@ -77,12 +77,12 @@ def test_files_are_checked_before_anything_is_measured(images: Path, tmp_path: P
     """Peers get a square for each whole image."""
     cv2.imwrite(str(images / "wide.png"), np.zeros((20, 60, 3), np.uint8))
     index = load_index(DataConfig(source="folder", root=str(images)))
-    files = checked_files(index)
+    files = checked_files(index, 128)
     assert files.boxes_px.tolist() == [[24, 24, 48]] * 48 + [[30, 10, 60]]
     assert "torchvision + grid_sample, on the GPU" not in offered_peers(files, torch.device("cuda", 0))
     (images / "03.jpg").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"03\.jpg: cannot be used\. .*data\.bad_list="):
-        checked_files(index)
+        checked_files(index, 128)
 
 
 def test_packed_data_is_measured(images: Path, tmp_path: Path) -> None:

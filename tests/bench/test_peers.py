@@ -19,9 +19,10 @@ from peclr_dali.bench.peers import (
     torchvision,
     workers,
 )
-from peclr_dali.bench.peers.workers import VIEW_PX, Draws, Files, draw, source_to_view_px
+from peclr_dali.bench.peers.workers import Draws, Files, draw, source_to_view_px
 from tests.pipelines.harness import smooth_image
 
+VIEW_PX = 96
 IDENTITY = Draws(0.0, 0.0, 0.0, 1.0, hue=1.0, saturation=1.0, value=1.0, value_shift=0.0)
 TURNED = IDENTITY._replace(rotation_deg=20.0, x_frac=0.1, y_frac=0.1, scale=1.5)
 JITTERED = TURNED._replace(hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
@@ -32,7 +33,7 @@ def files(tmp_path: Path) -> Files:
     """A soft picture, twelve times."""
     picture = smooth_image(np.random.default_rng(0), 150, 200, 3)
     cv2.imwrite(str(tmp_path / "picture.jpg"), picture, [cv2.IMWRITE_JPEG_QUALITY, 100])
-    return Files([str(tmp_path / "picture.jpg")] * 12, np.array([[100, 75, 60]] * 12, np.float32))
+    return Files([str(tmp_path / "picture.jpg")] * 12, np.array([[100, 75, 60]] * 12, np.float32), VIEW_PX)
 
 
 def drawn(one: Draws) -> Any:
@@ -54,7 +55,7 @@ def test_every_sample_once_an_epoch() -> None:
 
 
 def first_view(peer: str, files: Files, one: Draws, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """(3, 128, 128) float32 in levels of 255: a peer's view of the picture."""
+    """(3, S, S) float32 in levels of 255: a peer's view of the picture."""
     if peer in ("dali_plain", "torchvision_cpu"):
         one = one._replace(hue=0.0)  # which is added
     if peer == "dali_plain":
@@ -67,7 +68,7 @@ def first_view(peer: str, files: Files, one: Draws, monkeypatch: pytest.MonkeyPa
     if peer == "opencv_authors":
         first, matrices_px, _, _ = opencv.make_batch_as_authors(files, [0, 1])
         corners = torch.tensor([[85.0, 115, 100], [60, 60, 90], [1, 1, 1]])
-        exact_px = torch.from_numpy(opencv.opencv_matrices(files.boxes_px[0], one)).float()
+        exact_px = torch.from_numpy(opencv.opencv_matrices(files.boxes_px[0], one, VIEW_PX)).float()
         assert (matrices_px[0] @ corners - exact_px @ corners).abs().max() < 3  # the crop has whole pixels
         return unnormalised(first[0])
     made = module.make_batch(files, [0, 1])
@@ -108,8 +109,8 @@ def test_images_of_several_sizes_are_sampled_each_by_its_own_matrix() -> None:
     for image, (x_px, y_px, _) in zip(images, boxes_px.astype(int), strict=True):
         image[:, y_px - 2 : y_px + 2, x_px - 2 : x_px + 2] = 255
     draws = Draws(*draw(2, 2)[:4], *drawn(IDENTITY)(2, 2)[4:])
-    views = torchvision.make_views(images, boxes_px, draws)[:, :, 0].float().numpy()
-    expected = np.einsum("vnij,nj->vni", source_to_view_px(boxes_px, draws), np.c_[boxes_px[:, :2], [1, 1]])
+    views = torchvision.make_views(images, boxes_px, draws, VIEW_PX)[:, :, 0].float().numpy()
+    expected = np.einsum("vnij,nj->vni", source_to_view_px(boxes_px, draws, VIEW_PX), np.c_[boxes_px[:, :2], [1, 1]])
     rows, columns = np.mgrid[:VIEW_PX, :VIEW_PX] + 0.5
     for axis, places in enumerate((columns, rows)):
         centers = (views * places).sum(axis=(2, 3)) / views.sum(axis=(2, 3))

@@ -44,7 +44,10 @@ def test_the_commands_of_a_study_are_accepted_in_an_order_in_which_each_finds_it
     made = set[str]()
     for _, _, one in replace(study, seeds=[0]).runs():
         launcher, *words = shlex.split(one.shell_command(study.at.processes))
-        processes = int(words.pop(0).removeprefix("--nproc-per-node=")) if launcher == "torchrun" else 1
+        processes = 1
+        if launcher == "torchrun":
+            assert words.pop(0) == "--standalone"
+            processes = int(words.pop(0).removeprefix("--nproc-per-node="))
         assert words[:2] == ["-m", "peclr_dali"]
         given = main.commands[words[2]].make_context(words[2], words[3:]).params
         kind: Any = Config if words[2] == "pretrain" else FinetuneConfig
@@ -273,7 +276,9 @@ def test_the_command_lists_its_runs_and_names_mistakes(
     settings = ["--seeds", "3", "-c", "configs/cards/h100.toml", "--set", "run.keep=2"]
     assert called(monkeypatch, *of_arm, *settings, "--list") == 0
     pretraining, finetuning = capsys.readouterr().out.splitlines()
-    assert pretraining.startswith("torchrun --nproc-per-node=8 -m peclr_dali pretrain -c configs/peclr_rn152.toml ")
+    assert pretraining.startswith(
+        "torchrun --standalone --nproc-per-node=8 -m peclr_dali pretrain -c configs/peclr_rn152.toml "
+    )
     assert "-c configs/cards/h100.toml" in pretraining
     assert "--set data.1.root=data/youtube3d --set data.1.source=youtube3d" in pretraining
     assert "--set run.seed=3" in finetuning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.box_check import check_keypoints
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from tests.pipelines.sources.layouts import write_image
@@ -82,3 +84,18 @@ def test_boxes_made_from_keypoints_are_looked_at(tmp_path: Path) -> None:
     labels.write_text(json.dumps((xyz + np.array([9, 0, 0])).tolist()))
     with pytest.raises(UserError, match="boxes show nothing of their images"):
         load_index(config)
+
+
+def test_keypoints_far_from_their_boxes_are_refused_or_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """As those of another resolution, or of a row that slipped. Unknown ones, and those of whole images, are not."""
+    keypoints_px = np.full((6, 21, 2), 400.0, np.float32)
+    keypoints_px[:, 3] = np.nan
+    box_px = np.array([[420, 380, 90]] * 5 + [[0, 0, 0]], np.float32)
+    index = Index("hands", Path("hands"), [f"{row}.jpg" for row in range(6)], box_px, keypoints_px)
+    check_keypoints(index)
+    assert not caplog.records
+    keypoints_px[1, 5, 0] = np.inf
+    check_keypoints(index)
+    assert "1 of 5 hands have keypoints far from their boxes, first that of 1.jpg" in caplog.text
+    with pytest.raises(UserError, match=r"5 of 5 hands have keypoints far.*Expected pixels of the image"):
+        check_keypoints(replace(index, keypoints_px=keypoints_px * 10))

@@ -15,8 +15,8 @@ from peclr_dali import cli
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.subsets import rows_not_listed, write_bad_list
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.pipelines.sources.subsets import rows_not_listed, write_bad_list
 from peclr_dali.train.data import DOES_NOT_DECODE, ENDS_THE_DECODER, check_data
 from tests.pipelines.harness import jpeg, smooth_image
 from tests.pipelines.test_loader import UNDECODABLE

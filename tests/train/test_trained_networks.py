@@ -132,13 +132,13 @@ def test_the_demo_shows_what_pretraining_gives(tmp_path: Path, record: Record) -
     began_s = time.monotonic()
     subprocess.run(["make", "demo"], cwd=clone, check=True)
     minutes = (time.monotonic() - began_s) / 60
-    out = clone / "runs" / "finetune_demo" / "evaluation"
+    out = clone / "runs" / "from_pretrained" / "evaluation"
     figures, comparison = summary(read_errors(out), out), json.loads((out / "metrics.json").read_text())["comparison"]
     difference = comparison["difference"]["epe_px"]
     figures |= {f"difference_{name}": round(value, 2) for name, value in difference.items()}
     figures["scratch_epe_px"] = round(comparison["other"]["metrics"]["epe_px"]["value"], 2)
     record("networks", network="make demo", measured_on="80 hands", minutes=round(minutes, 2), **figures)
-    assert "“finetune_demo” is better than “demo_scratch”: " in (clone / "runs" / "report.html").read_text()
+    assert "“from_pretrained” is better than “from_scratch”: " in (clone / "runs" / "report.html").read_text()
     assert difference["high"] < 0
     first, *_, last = RunFolder(clone / "runs" / "demo", keep=1).read_validations()
     assert last["epe_px_of_224"] < min(first["epe_px_of_224"], last["constant_epe_px_of_224"]) - 2

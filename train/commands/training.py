@@ -30,7 +30,7 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
       python cli.py pretrain -c configs/demo.toml
       python cli.py pretrain -c configs/peclr_rn50.toml --set data.root=/data/freihand --resume auto
       python cli.py pretrain -c configs/peclr_rn152.toml -c configs/both_datasets.toml
-      torchrun --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml
+      torchrun --standalone --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml
 
     configs/peclr_rn50.toml and peclr_rn152.toml are the paper's recipe on FreiHAND. To add YouTube3DHands, give
     both_datasets.toml after one of them.
@@ -62,7 +62,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
     \b
       python cli.py finetune -c configs/finetune_demo.toml --from runs/demo --out runs/from_demo
       python cli.py finetune -c configs/finetune_rn50.toml --from runs/peclr_rn50 --set data.label_fraction=0.1
-      torchrun --nproc-per-node=4 cli.py finetune -c configs/finetune_rn50.toml --set train.micro_batch=32
+      torchrun --standalone --nproc-per-node=4 cli.py finetune -c configs/finetune_rn50.toml --set train.micro_batch=32
 
     --from is short for --set encoder.weights=...: a run's folder, a checkpoint, a file of torchvision's or the authors'
     weights, "peclr_rn18" of networks/, "imagenet" or "random". A fine-tuned network also gives its head, if that is of
@@ -75,6 +75,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
     from peclr_dali.train.finetune import finetune as run
     from peclr_dali.train.pose.pose_run import best_of
     from peclr_dali.train.runs.log import configure_logging
+    from peclr_dali.train.runs.meter import errors_in_words
 
     configure_logging()
     folder = run(config, resume)
@@ -83,8 +84,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
         validations = folder.read_validations()
         if validations:
             best = best_of(validations)
-            errors = f"PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, 2D EPE {best['epe_px']:.1f} px"
-            say(f"held out: {errors} at step {best['step']}, {folder.best.folder}")
+            say(f"held out: {errors_in_words(best)} at step {best['step']}, {folder.best.folder}")
             say(f"its predictions:   {folder.predictions_picture}")
         say(f"how the loss fell: {folder.loss_picture}")
 

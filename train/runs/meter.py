@@ -170,16 +170,21 @@ class RunLog:
         with self._validation_file.open("a") as file:
             file.write(json.dumps(row) + "\n")
         self._plot(row, "validation/")
-        shown = []
-        for key, name, unit in (("epe_cm", "EPE", "cm"), ("pa_epe_cm", "PA-EPE", "cm"), ("epe_px", "2D EPE", "px"),
-                                ("epe_px_of_224", "2D EPE", "px of 224")):  # fmt: skip
-            if not math.isnan(row.get(key, math.nan)):
-                constant = row.get(f"constant_{key}")
-                shown.append(f"{name} {row[key]:.2f} {unit}" + (f" (a constant: {constant:.2f})" if constant else ""))
-        print_line(f"step {row['step']}/{self._total}  held out: {', '.join(shown)}")
+        print_line(f"step {row['step']}/{self._total}  held out: {errors_in_words(row)}")
 
     def _plot(self, row: Mapping[str, float], prefix: str = "") -> None:
         """Add a point to TensorBoard's curve of each name."""
         if self._board is not None:
             for name in row.keys() - {"step"}:
                 self._board.add_scalar(prefix + name, row[name], int(row["step"]))
+
+
+def errors_in_words(row: Mapping[str, float]) -> str:
+    """The errors of a validation that are known, beside those of a constant prediction."""
+    shown = []
+    for key, name, unit in (("epe_cm", "EPE", "cm"), ("pa_epe_cm", "PA-EPE", "cm"), ("epe_px", "2D EPE", "px"),
+                            ("epe_px_of_224", "2D EPE", "px of 224")):  # fmt: skip
+        if not math.isnan(row.get(key, math.nan)):
+            constant = row.get(f"constant_{key}")
+            shown.append(f"{name} {row[key]:.2f} {unit}" + (f" (a constant: {constant:.2f})" if constant else ""))
+    return ", ".join(shown)

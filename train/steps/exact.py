@@ -96,6 +96,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
         super().__post_init__()
         if self.recompute not in get_args(Recompute):
             raise ValueError(f"recompute = {self.recompute!r}: expected one of {', '.join(get_args(Recompute))}")
+        if isinstance(self.loss, type):
+            raise TypeError(f"loss is the class {self.loss.__name__}: give a loss, such as {self.loss.__name__}()")
         if self.recompute == "always":
             self.kept_graphs = 0
         elif self.recompute == "never" or self._largest_share == 1:

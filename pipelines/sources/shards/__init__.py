@@ -15,10 +15,10 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, box_file, is_address
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, Store
+from peclr_dali.pipelines.samples.subsets import rows_of_split
 from peclr_dali.pipelines.sources.boxes import with_boxes
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE, TARGET, TarIndex, parse_index
 from peclr_dali.pipelines.sources.shards.tar_stores import Folder, LocalTars, RemoteTars
-from peclr_dali.pipelines.sources.subsets import rows_of_split
 
 
 def load_shards(config: DataConfig) -> Index:

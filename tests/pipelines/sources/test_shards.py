@@ -18,12 +18,12 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.loader.read import Quarantine
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import build_order
+from peclr_dali.pipelines.samples.subsets import write_bad_list
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.sources.shards import load_shards, tar_stores
 from peclr_dali.pipelines.sources.shards.pack import Packed, pack
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE
-from peclr_dali.pipelines.sources.subsets import write_bad_list
 from tests.command_line import run_cli
 from tests.pipelines.harness import RENDERERS, assert_equal, load
 from tests.pipelines.image_files import encoded, smooth_picture

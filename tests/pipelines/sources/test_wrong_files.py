@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.samples.subsets import write_bad_list
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.sources.shards.pack import pack
-from peclr_dali.pipelines.sources.subsets import write_bad_list
 from tests.pipelines.sources import layouts
 from tests.pipelines.sources.test_freihand import write_part
 

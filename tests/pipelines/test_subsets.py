@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peclr_dali.pipelines.sources.subsets import in_fraction
+from peclr_dali.pipelines.samples.subsets import in_fraction
 
 GROUPS = st.lists(
     st.integers(min_value=-(2**63), max_value=2**63 - 1) | st.integers(0, 9), min_size=1, max_size=60
