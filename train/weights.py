@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-import safetensors
 import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save
@@ -23,7 +22,7 @@ from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.models.encoders import build_encoder, make_encoder
 from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
 from peclr_dali.models.pose import PoseNetwork
-from peclr_dali.models.weights import encoder_state, is_safetensors, load_strictly
+from peclr_dali.models.weights import encoder_state, load_strictly
 from peclr_dali.parsing import or_shipped, parse_json
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.load import to_dict
@@ -56,9 +55,14 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | 
     """
     path = or_shipped(Path(encoder.weights), ".safetensors")
     encoder = dataclasses.replace(encoder, weights=str(path))
-    if encoder.weights in ("random", "imagenet") or not (path.is_dir() or _is_checkpoint(path)):
+    try:
+        saved = load_checkpoint(
+            find_checkpoint(path, "encoder.weights to be the folder of a run, or a file of weights")
+        )
+    except UserError:  # no checkpoint of this project
+        if path.is_dir():
+            raise
         return Start(PoseNetwork(build_encoder(encoder, side_px), pose), encoder.weights)
-    saved = load_checkpoint(find_checkpoint(path, "encoder.weights to be the folder of a run, or a file of weights"))
     name = saved["config"]["encoder"]["name"]
     if name != encoder.name:
         raise UserError(
@@ -71,18 +75,6 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | 
         return Start(network, encoder.weights)
     load_strictly(network, saved["network"], origin=encoder.weights, model="its configuration")
     return Start(network, encoder.weights, keeps_head=True, depth=saved.get("depth", True))
-
-
-def _is_checkpoint(path: Path) -> bool:
-    """Whether a file looks like a checkpoint of this project, not a bare state dict; False for unreadable files."""
-    try:
-        if is_safetensors(path):
-            with safetensors.safe_open(path, framework="pt") as file:
-                return METADATA_KEY in (file.metadata() or {})
-        content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    except Exception:  # reading it as a state dict later gives the error message
-        return False
-    return isinstance(content, dict) and {"format", "config", "network"} <= content.keys()
 
 
 _EXPECTED = "a published pose network of PeCLR"
@@ -187,22 +179,17 @@ def export_network(source: Path, out: Path) -> str:
     """Write the pose network of a fine-tuning run as .safetensors in half precision.
 
     `evaluate`, `predict`, `finetune --from` and `export` take the file as a run. Weights are rounded to float16, unless
-    a tensor's would overflow; statistics of batch norm stay as they are. The file's metadata have the keys of the
-    configuration that the network needs, and none of its training. Returns and raises as `export_encoder`.
+    a tensor's would overflow; statistics of batch norm stay as they are. The file's metadata have the tables of the
+    configuration that the network needs. Returns and raises as `export_encoder`.
     """
     require_ending(out, ".safetensors")
     run = load_pose_run(source)
     learnt = dict(run.network.named_parameters())
     state = {key: _halved(value) if key in learnt else value for key, value in run.network.state_dict().items()}
-    geometry, data = run.config.geometry, run.config.data[0]
-    config = {
-        "encoder": {"name": run.config.encoder.name},
-        "pose": dataclasses.asdict(run.config.pose),
-        "geometry": {"side_px": geometry.side_px, "fill": geometry.fill, "antialias": geometry.antialias},
-        "data": {"source": data.source, "root": data.root, "box": data.box, "box_margin": data.box_margin},
-    }
-    about = {"format": FORMAT, "step": run.step, "config": config, "depth": run.depth}
-    save_tensors(state, out, model_card(to_dict(run.config), run.step, run.path), {METADATA_KEY: json.dumps(about)})
+    config = to_dict(run.config)
+    needed = {name: config[name] for name in ("encoder", "pose", "geometry", "data")}
+    about = {"format": FORMAT, "step": run.step, "config": needed, "depth": run.depth}
+    save_tensors(state, out, model_card(config, run.step, run.path), {METADATA_KEY: json.dumps(about)})
     return f"{run.config.encoder.name} with its pose head of {run.path}, {out.stat().st_size / 1e6:.1f} MB"
 
 
