@@ -78,7 +78,7 @@ class TimmEncoder(Encoder):
         """Position embeddings for views of another size, and the names of a model's authors, are converted by timm."""
         wanted = self.network.state_dict()
         if any(key not in state or state[key].shape != value.shape for key, value in wanted.items()):
-            with suppress(AttributeError, KeyError, RuntimeError):  # no such function, or a state of another model
+            with suppress(Exception):  # no such function, or a state of another model, for which each raises its own
                 module: Any = sys.modules[type(self.network).__module__]
                 return dict(module.checkpoint_filter_fn(dict(state), self.network))
         return state

@@ -176,7 +176,7 @@ def vitpose_from_timm(state: Mapping[str, Tensor]) -> State:
         )
     positions = named["pos_embed"].float()
     side = math.isqrt(positions.shape[1])
-    square = positions[:, -side * side :].mT.unflatten(2, (side, side))
+    square = positions[:, -side * side :].mT.reshape(1, -1, side, side)
     resampled = F.interpolate(square, [px // 16 for px in VITPOSE_PICTURE_PX], mode="bicubic", antialias=True)
     return {**named, "pos_embed": F.pad(resampled.flatten(2).mT, (0, 0, 1, 0))}
 

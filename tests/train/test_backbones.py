@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import safetensors
@@ -46,7 +46,7 @@ class Block(nn.Module):
         qkv = self.attn["qkv"](self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = (qkv[0] @ qkv[1].mT / qkv[0].shape[-1] ** 0.5).softmax(-1) @ qkv[2]
         x = x + self.attn["proj"](mixed.transpose(1, 2).flatten(2))
-        return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
+        return cast(Tensor, x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x)))))
 
 
 class VitPose(nn.Module):
@@ -77,7 +77,7 @@ def test_the_shipped_configuration_trains_a_vit(run: Path) -> None:
 
 def test_hamers_backbone_computes_what_the_exported_vit_does(run: Path, tmp_path: Path) -> None:
     from timm import create_model
-    from timm.layers import resample_abs_pos_embed
+    from timm.layers.pos_embed import resample_abs_pos_embed
 
     for name, *options in (("vit.pth", "--keys=vitpose"), ("vit.safetensors", "--keys=vitpose"), ("timm.pth",)):
         assert run_cli("export", str(run), str(tmp_path / name), *options) == 0
@@ -119,7 +119,7 @@ def test_published_files_are_read(name: str, tmp_path: Path) -> None:
     """timm's with their classifier; DINOv3's by Meta's own names."""
     from timm import create_model
 
-    published = create_model(name).eval()
+    published: Any = create_model(name).eval()
     state = {re.sub(r"gamma_(\d)", r"ls\1.gamma", key): value for key, value in published.state_dict().items()}
     if "dinov3" in name:
         state |= {"storage_tokens": state.pop("reg_token"), "mask_token": torch.zeros(1, 192)}

@@ -230,7 +230,7 @@ def convert(source: Path, out: Path, force: bool) -> None:
 )
 @force_option
 def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None, force: bool, **options: Any) -> None:
-    """Write a trained encoder for torchvision, timm or ViTPose, or as ONNX.
+    """Write a trained encoder for other programs, or as ONNX.
 
     \b
       python cli.py export runs/peclr_rn50 encoder.pth
