@@ -72,8 +72,7 @@ def bench_loader(
 
     # Before torch is imported, which takes longer than to list the images.
     require_images(len(index := load_index(config.data)), batch, index.root)
-    from peclr_dali.bench.loaders import compare_loaders
-    from peclr_dali.bench.tables import loaders
+    from peclr_dali.bench.loaders import compare_loaders, table_of
     from peclr_dali.train.distributed.world import described_world
     from peclr_dali.train.runs.log import configure_logging, progress_bar
 
@@ -81,7 +80,7 @@ def bench_loader(
     rounds, device = Rounds(repeats=repeats, repeat_s=seconds), described_world(config.train.device).device
     with progress_bar("measuring") as progress:
         row = compare_loaders(config, index, rounds, batch=batch, peers=peers, device=device, progress=progress)
-    _report(row, f"{loaders(row)}\n{row['verdict']}", record)
+    _report(row, f"{table_of(row)}\n{row['verdict']}", record)
 
 
 @click.command("bench-train")
@@ -103,14 +102,13 @@ def bench_train(
     from peclr_dali.bench import training
     from peclr_dali.bench.measure import Rounds
     from peclr_dali.bench.rows import markdown
-    from peclr_dali.bench.tables import training_figures
     from peclr_dali.train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     rounds = Rounds(repeats=repeats, repeat_s=seconds, warmup_s=1.0)
     with progress_bar("stepping") as progress:
         row = training.bench_train(config, [file.stem for file in files], rounds, progress)
-    _report(row, markdown(["", row["precision"]], training_figures(row).items()), record)
+    _report(row, markdown(["", row["precision"]], training.figures_of(row).items()), record)
 
 
 def _report(row: dict[str, Any], text: str, record: Path | None) -> None:

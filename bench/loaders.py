@@ -16,7 +16,7 @@ import torch
 from peclr_dali.bench.measure import Progress, Rounds, Start, measure_in_rounds
 from peclr_dali.bench.peers import offered_peers
 from peclr_dali.bench.peers.workers import Files
-from peclr_dali.bench.rows import Row, describe_machine
+from peclr_dali.bench.rows import Row, describe_machine, markdown
 from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
 from peclr_dali.pipelines.loader import Loader
@@ -101,6 +101,22 @@ def checked_files(index: Index, side_px: int) -> Files:
         )
     whole_px = np.stack([width_px / 2, height_px / 2, np.maximum(width_px, height_px)], axis=1)
     return Files(paths, np.where(index.box_px[:, 2:] == 0, whole_px, index.box_px).astype(np.float32), side_px)
+
+
+def table_of(row: Row) -> str:
+    """Rates of all loaders and parts, and how many times as fast ours is; intervals of 95 %."""
+    heads = ["", "images/s (95 %)", "CPU ms/image", "cores busy", "this loader is (95 %)"]
+    lines = [
+        [
+            one["name"],
+            "{:.0f} ({:.0f} to {:.0f})".format(one["images_per_s"], *one["interval"]),
+            f"{one['cpu_ms_per_image']:.3f}",
+            f"{one['cores_busy']:.2f}",
+            "{:.2f} x ({:.2f} to {:.2f})".format(*one["ours_is"]),
+        ]
+        for one in (*row["loaders"], *row["stages"])
+    ]
+    return markdown(heads, lines)
 
 
 def verdict(row: Row) -> str:

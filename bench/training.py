@@ -14,7 +14,7 @@ import torch
 
 from peclr_dali.bench.loaders import make_endless_loader
 from peclr_dali.bench.measure import Progress, Rounds, measure_in_rounds, require_images
-from peclr_dali.bench.rows import describe_machine
+from peclr_dali.bench.rows import Row, describe_machine
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
@@ -135,3 +135,24 @@ class StepBench:
     def _wait_for_device(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def figures_of(row: Row) -> dict[str, str]:
+    """Names and values of a row of `bench-train`; intervals of 95 %."""
+    with_loader, in_memory = (
+        "{:.1f} ({:.1f} to {:.1f})".format(row[way]["images_per_s"], *row[way]["interval"])
+        for way in ("with_loader", "in_memory")
+    )
+    return {
+        "card": row["card"].removeprefix("NVIDIA ") if row["card"] != "none" else row["device"],
+        "files": " ".join(row["files"]),
+        "decoder": row["decoder"],
+        "views": row["views"],
+        "images/s with the loader": with_loader,
+        "images/s, batches in memory": in_memory,
+        "waited for the loader": f"{row['waited_share']:.1%}",
+        "cores busy": f"{row['cores_busy']:.1f}",
+        "computed twice": row["computed_twice"],
+        "peak MiB": str(row["peak_memory_mib"]),
+        "MiB in use on the device": str(row["device_memory_mib"] or "-"),
+    }

@@ -19,10 +19,12 @@ from peclr_dali.bench.loaders import (
     make_endless_loader,
     our_batches,
     read_only,
+    table_of,
     verdict,
 )
 from peclr_dali.bench.measure import Rounds
 from peclr_dali.bench.peers import offered_peers
+from peclr_dali.bench.rows import read_rows
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.samples.index import of_pairs
@@ -34,6 +36,7 @@ from tests.command_line import as_options, run_cli
 from tests.train.tiny_run import write_images
 
 CPU = World().device
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -102,3 +105,8 @@ def test_the_verdict_says_what_limits_the_loader() -> None:
     assert "reading 8%, decoding 54%, making views 38%" in verdict(row)
     ours |= {"cpu_ms_per_image": 0.2, "cores_busy": 0.9}  # the parts cost more alone: no time for views
     assert "does not limit it. The processor's time: reading 13%, decoding 87%, making views 0%" in verdict(row)
+
+
+def test_the_page_holds_a_row_as_it_is_printed() -> None:
+    row = read_rows(ROOT / "bench" / "results" / "loader.jsonl")[8]
+    assert table_of(row) in (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
-from peclr_dali.machine import control_groups, read
 from peclr_dali.train.distributed.world import World
 
 _BLOCK_BYTES = 512
@@ -25,8 +21,7 @@ def free_bytes(world: World, headroom_bytes: int = 0) -> int:
     """Free bytes for this rank on its device; on the CPU, its share of the machine's.
 
     On a GPU, what torch holds unused is free, and torch's limit for this process counts, by
-    `set_per_process_memory_fraction` or by PYTORCH_ALLOC_CONF. On the CPU, limits of control groups count, as in
-    containers.
+    `set_per_process_memory_fraction` or by PYTORCH_ALLOC_CONF.
 
     `headroom_bytes` of a GPU are left to others than torch, so they do not count towards torch's limit.
     """
@@ -35,22 +30,7 @@ def free_bytes(world: World, headroom_bytes: int = 0) -> int:
         reserved = torch.cuda.memory_reserved(world.device)
         allowed = int(torch.cuda.get_per_process_memory_fraction(world.device) * total) - reserved
         return max(0, min(free - headroom_bytes, allowed) + reserved - torch.cuda.memory_allocated(world.device))
-    shared = min(psutil.virtual_memory().available, free_in_control_groups())
-    return max(0, int(shared / world.local_world_size))
-
-
-def free_in_control_groups(system: Path = Path("/")) -> float:
-    """Smallest number of free bytes among this process's control group and those above it; infinity without a limit."""
-    return min((_free_in(group) for group in control_groups(system)), default=math.inf)
-
-
-def _free_in(group: Path) -> float:
-    """Free bytes of a group, its page cache among them; infinity if it has no limit that can be read."""
-    limit, used, cache = (read(group / f"memory.{name}") for name in ("max", "current", "stat"))
-    if not (limit.isdecimal() and used.isdecimal()):
-        return math.inf
-    files = re.findall(r"^(?:active|inactive)_file (\d+)$", cache, re.MULTILINE)
-    return int(limit) - int(used) + sum(map(int, files))
+    return int(psutil.virtual_memory().available / world.local_world_size)
 
 
 def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
