@@ -48,6 +48,8 @@ class TimmEncoder(Encoder):
             self._options["img_size"] = side_px
         try:
             self.network: nn.Module = self._timm.create_model(self._model, **self._options)
+            heads = getattr(self.network, "pretrained_cfg", {}).get("classifier") or ()
+            self.classifier = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))
             patch = getattr(getattr(self.network, "patch_embed", None), "patch_size", 1)
             patch_px = patch if isinstance(patch, int) else patch[-1]
             if side_px % patch_px:  # timm may leave out the last rows and columns
@@ -73,10 +75,10 @@ class TimmEncoder(Encoder):
         return f"for timm.create_model({self._model!r}, checkpoint_path={str(file)!r}, {options})"
 
     def resampled(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Position embeddings that were made for views of another size are resampled by timm."""
+        """Position embeddings for views of another size, and the names of a model's authors, are converted by timm."""
         wanted = self.network.state_dict()
-        if any(key in state and state[key].shape != value.shape for key, value in wanted.items()):
-            with suppress(AttributeError, KeyError, RuntimeError):  # no such function, or a state of another model
+        if any(key not in state or state[key].shape != value.shape for key, value in wanted.items()):
+            with suppress(Exception):  # no such function, or a state of another model, for which each raises its own
                 module: Any = sys.modules[type(self.network).__module__]
                 return dict(module.checkpoint_filter_fn(dict(state), self.network))
         return state

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import pickle
 import re
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +14,7 @@ from typing import Any, Final
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.skeleton import HAND, hand_rows
@@ -23,6 +26,9 @@ PUBLISHED_SIDE_PX: Final = 224
 OURS: Final = ("encoder.resnet.", "encoder.network.")
 """What the names of an encoder's tensors begin with in a checkpoint of this project."""
 
+VITPOSE_PICTURE_PX: Final = (256, 192)
+"""Height and width of the pictures that ViTPose's ViT sees, in HaMeR and WiLoR too."""
+
 _CHILDREN: Final = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
 """torchvision's names of the modules 0, 1, ... of `nn.Sequential(*resnet.children())`."""
 
@@ -30,11 +36,15 @@ log = logging.getLogger(__name__)
 
 
 class _StandIn:
-    """Empty object in the place of one that is no tensor; it ignores its content."""
+    """In the place of an object that is no tensor: a dict, since settings are often a subclass of dict, or empty."""
+
+    def __new__(cls, *arguments: object) -> Any:
+        """torch fills only its own kinds of dicts, an OrderedDict's attributes too."""
+        return super().__new__(cls) if arguments else OrderedDict()
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
-    __setstate__ = __setitem__ = __init__
+    __setstate__ = __init__
 
 
 def read_weights(path: Path, *, key: str, expected: str) -> State:
@@ -142,6 +152,33 @@ def pose_from_published(state: Mapping[str, Tensor]) -> State:
     columns = [*rows, *(count + 2 * row + axis for row in rows for axis in (0, 1)), 3 * count]
     first = "refinement.zroot_ref.0.weight"
     return {**ours, first: ours[first][:, columns]}
+
+
+def vitpose_from_timm(state: Mapping[str, Tensor]) -> State:
+    """Give a ViT of timm the names and positions of ViTPose's, as HaMeR and WiLoR load it (their backbones/vit.py).
+
+    Positions, of a square of patches (1, [1 +] S * S, C), are resampled for 256 x 192 pixels as timm does it: (1, 193,
+    C). ViTPose's ViT has no class token, and adds position 0 to all others: it is zero. Its patches begin 2 pixels
+    further left and further up.
+
+    Raises:
+        UserError: the network has other layers than that ViT, patches of another size, or no learnt positions.
+    """
+    named = {re.sub(r"^norm\.", "last_norm.", key): tensor for key, tensor in state.items() if key != "cls_token"}
+    blocks = {key.split(".")[1] for key in named if key.startswith("blocks.")}
+    parts = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+    layers = ["patch_embed.proj", "last_norm", *(f"blocks.{block}.{part}" for block in blocks for part in parts)]
+    differing = named.keys() ^ {"pos_embed", *(f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias"))}
+    if differing or named["patch_embed.proj.weight"].shape[-1] != 16:
+        raise UserError(
+            f"--keys vitpose: ViTPose's ViT differs in {min(differing, default='its patches')}; expected a plain ViT "
+            "of timm with patches of 16 pixels and absolute positions, such as timm/vit_small_patch16_224"
+        )
+    positions = named["pos_embed"].float()
+    side = math.isqrt(positions.shape[1])
+    square = positions[:, -side * side :].mT.reshape(1, -1, side, side)
+    resampled = F.interpolate(square, [px // 16 for px in VITPOSE_PICTURE_PX], mode="bicubic", antialias=True)
+    return {**named, "pos_embed": F.pad(resampled.flatten(2).mT, (0, 0, 1, 0))}
 
 
 def require_finite(state: Mapping[str, Tensor], origin: str) -> None:

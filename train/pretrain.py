@@ -25,7 +25,7 @@ from peclr_dali.train.probe import Probe, build_probe
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.pictures import save_loss
 from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views
-from peclr_dali.train.steps.optim import Lars, build_optimizer
+from peclr_dali.train.steps.optim import build_optimizer
 from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.steps.training_state import compiled
 from peclr_dali.train.trainer import Task, Trainer
@@ -62,7 +62,6 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     title = "pre-training"
     views = 2
-    optimizer: Lars
 
     def __init__(
         self,
@@ -104,8 +103,8 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         """Normalisation, encoder and projection head."""
         return build_network(encoder, self.config.projector, self.config.geometry.side_px)
 
-    def build_optimizer(self) -> Lars:
-        """LARS around Adam."""
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """LARS around Adam, or AdamW."""
         network = self.network
         undecayed = {f"encoder.{network.encoder.inner}.{name}" for name in network.encoder.undecayed()}
         return build_optimizer(self.config.optim, network.named_parameters(), self.config.train.batch, undecayed)

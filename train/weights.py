@@ -8,10 +8,9 @@ import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-import safetensors
 import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save
@@ -21,13 +20,16 @@ from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.models import weights
 from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.models.encoders import build_encoder, make_encoder
+from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
 from peclr_dali.models.pose import PoseNetwork
-from peclr_dali.models.weights import encoder_state, is_safetensors, load_strictly
-from peclr_dali.parsing import or_shipped
+from peclr_dali.models.weights import encoder_state, load_strictly
+from peclr_dali.parsing import or_shipped, parse_json
 from peclr_dali.skeleton import HAND
+from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint, write_checkpoint
-from peclr_dali.writing import require_ending, whole_file, write_bytes
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.writing import require_ending, whole_file, write_bytes, write_text
 
 
 class Start(NamedTuple):
@@ -53,9 +55,14 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | 
     """
     path = or_shipped(Path(encoder.weights), ".safetensors")
     encoder = dataclasses.replace(encoder, weights=str(path))
-    if encoder.weights in ("random", "imagenet") or not (path.is_dir() or _is_checkpoint(path)):
+    try:
+        saved = load_checkpoint(
+            find_checkpoint(path, "encoder.weights to be the folder of a run, or a file of weights")
+        )
+    except UserError:  # no checkpoint of this project
+        if path.is_dir():
+            raise
         return Start(PoseNetwork(build_encoder(encoder, side_px), pose), encoder.weights)
-    saved = load_checkpoint(find_checkpoint(path, "encoder.weights to be the folder of a run, or a file of weights"))
     name = saved["config"]["encoder"]["name"]
     if name != encoder.name:
         raise UserError(
@@ -68,18 +75,6 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | 
         return Start(network, encoder.weights)
     load_strictly(network, saved["network"], origin=encoder.weights, model="its configuration")
     return Start(network, encoder.weights, keeps_head=True, depth=saved.get("depth", True))
-
-
-def _is_checkpoint(path: Path) -> bool:
-    """Whether a file looks like a checkpoint of this project, not a bare state dict; False for unreadable files."""
-    try:
-        if is_safetensors(path):
-            with safetensors.safe_open(path, framework="pt") as file:
-                return METADATA_KEY in (file.metadata() or {})
-        content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    except Exception:  # reading it as a state dict later gives the error message
-        return False
-    return isinstance(content, dict) and {"format", "config", "network"} <= content.keys()
 
 
 _EXPECTED = "a published pose network of PeCLR"
@@ -124,14 +119,15 @@ PARITY: Final = (1e-3, 1e-4)
 """Largest differences from torch: of keypoints in pixels, of joints as a share of the largest coordinate."""
 
 
-def export_encoder(source: Path, out: Path, *, half: bool = False) -> str:
+def export_encoder(source: Path, out: Path, *, half: bool = False, keys: Literal["vitpose"] | None = None) -> str:
     """Write the encoder of a checkpoint or of a run's folder (see `find_checkpoint`) as .safetensors or .pth.
 
     With `half`, all but batch norm's statistics is rounded to float16, unless a tensor's numbers would overflow.
-    Returns a line about the written file and its checkpoint.
+    Tensors have the names of torchvision or timm, or of ViTPose's ViT; in a .pth these are under "state_dict", as
+    HaMeR reads them. Returns a line about the written file and its checkpoint.
 
     Raises:
-        UserError: there is no checkpoint, or `out` has another ending.
+        UserError: there is no checkpoint, `out` has another ending, or the encoder is no ViT such as ViTPose's.
     """
     require_ending(out, ".safetensors", ".pth")
     path = find_checkpoint(source, "the folder of a run, with checkpoints/ in it, or a checkpoint")
@@ -140,34 +136,60 @@ def export_encoder(source: Path, out: Path, *, half: bool = False) -> str:
     with torch.device("meta"):  # only names
         encoder = make_encoder(name, side_px)
     state = encoder_state(saved["network"], encoder.library_state_dict(), str(path))
+    card, note = model_card(saved["config"], saved["step"], path), encoder.note_on_file(out)
+    if keys == "vitpose":
+        state, note = weights.vitpose_from_timm(state), _vitpose_note(encoder.network)
+        card["height_width_px"] = weights.VITPOSE_PICTURE_PX
     for key, tensor in state.items():
         if tensor.is_floating_point():
             rounds = half and not key.endswith(("running_mean", "running_var"))
             state[key] = _halved(tensor.float()) if rounds else tensor.float()
-    save_tensors(state, out, {"encoder": name})
-    return f"{name} of {path}, {encoder.note_on_file(out)}"
+    is_wrapped = keys == "vitpose" and out.suffix == ".pth"
+    save_tensors({"state_dict": state} if is_wrapped else state, out, card | {"tensors": note})
+    return f"{name} of {path}, {note}"
+
+
+def _vitpose_note(vit: Any) -> str:
+    """The call that builds the network of a file: ViTPose's own small ViT has more heads than timm's."""
+    heads, ratio = vit.blocks[0].attn.num_heads, vit.blocks[0].mlp.fc1.out_features / vit.embed_dim
+    sizes = f"embed_dim={vit.embed_dim}, depth={len(vit.blocks)}, num_heads={heads}, mlp_ratio={ratio:g}"
+    return f"for ViTPose's ViT(img_size=(256, 192), patch_size=16, {sizes}, qkv_bias=True)"
+
+
+def model_card(config: Mapping[str, Any], steps: int, checkpoint: Path) -> dict[str, Any]:
+    """What an exported file says about its input and its training; the configuration has the data and augmentations."""
+    versions, side_px = RunFolder(checkpoint.parent.parent, keep=1).versions_file, config["geometry"]["side_px"]
+    return {
+        "encoder": config["encoder"]["name"],
+        "height_width_px": (side_px, side_px),
+        "normalisation": {"pixels": "RGB, 0 to 1", "mean": IMAGENET_MEAN, "deviation": IMAGENET_STD},
+        "steps": steps,
+        "commit": parse_json(versions.read_bytes())["commit"] if versions.is_file() else "not stated",
+        "licence": {"code": "MIT", "data": "not stated"},
+        "configuration": config,
+    }
+
+
+def card_beside(out: Path) -> Path:
+    """The JSON file with the model card of an exported file."""
+    return out.with_name(f"{out.name}.json")
 
 
 def export_network(source: Path, out: Path) -> str:
     """Write the pose network of a fine-tuning run as .safetensors in half precision.
 
     `evaluate`, `predict`, `finetune --from` and `export` take the file as a run. Weights are rounded to float16, unless
-    a tensor's would overflow; statistics of batch norm stay as they are. The file's metadata have the keys of the
-    configuration that the network needs, and none of its training. Returns and raises as `export_encoder`.
+    a tensor's would overflow; statistics of batch norm stay as they are. The file's metadata have the tables of the
+    configuration that the network needs. Returns and raises as `export_encoder`.
     """
     require_ending(out, ".safetensors")
     run = load_pose_run(source)
     learnt = dict(run.network.named_parameters())
     state = {key: _halved(value) if key in learnt else value for key, value in run.network.state_dict().items()}
-    geometry, data = run.config.geometry, run.config.data[0]
-    config = {
-        "encoder": {"name": run.config.encoder.name},
-        "pose": dataclasses.asdict(run.config.pose),
-        "geometry": {"side_px": geometry.side_px, "fill": geometry.fill, "antialias": geometry.antialias},
-        "data": {"source": data.source, "root": data.root, "box": data.box, "box_margin": data.box_margin},
-    }
-    about = {"format": FORMAT, "step": run.step, "config": config, "depth": run.depth}
-    save_tensors(state, out, {METADATA_KEY: json.dumps(about)})
+    config = to_dict(run.config)
+    needed = {name: config[name] for name in ("encoder", "pose", "geometry", "data")}
+    about = {"format": FORMAT, "step": run.step, "config": needed, "depth": run.depth}
+    save_tensors(state, out, model_card(config, run.step, run.path), {METADATA_KEY: json.dumps(about)})
     return f"{run.config.encoder.name} with its pose head of {run.path}, {out.stat().st_size / 1e6:.1f} MB"
 
 
@@ -176,14 +198,17 @@ def _halved(tensor: Tensor) -> Tensor:
     return half if bool(half.isfinite().all()) else tensor
 
 
-def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str]) -> None:
-    """Write tensors by name: with a note if `out` ends in .safetensors, else by torch.save without it."""
+def save_tensors(
+    content: Mapping[str, Any], out: Path, card: Mapping[str, Any], note: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors by name and their card: with card and note in a .safetensors, else by torch.save without them."""
     if out.suffix == ".safetensors":
         tensors = {key: value.contiguous() for key, value in content.items()}
-        write_bytes(out, save(tensors, metadata={"format": "pt", **note}))
+        write_bytes(out, save(tensors, metadata={"format": "pt", "card": json.dumps(card), **(note or {})}))
     else:
         with whole_file(out) as file:
             torch.save(content, file)
+    write_text(card_beside(out), json.dumps(card, indent=2))
 
 
 def random_views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -250,6 +275,7 @@ def export_onnx(source: Path, out: Path) -> str:
             f"its joints {off:.2g} reference bones"
         )
     write_bytes(out, model)
+    write_text(card_beside(out), json.dumps(model_card(to_dict(run.config), run.step, run.path), indent=2))
     return (
         f"{run.config.encoder.name} with its pose head, views of {side_px} px, any batch, opset {OPSET}; at most "
         f"{off_px:.1g} px from torch in onnxruntime"

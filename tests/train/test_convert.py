@@ -124,9 +124,18 @@ class Callback:
     """What Lightning's old checkpoints name: a class that the reader does not need."""
 
 
+class EasyDict(dict[str, Any]):
+    """As the settings in SiMHand's checkpoints: items that are attributes too."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self.__dict__.update(items)
+
+
 def test_pretrained_and_lightning_files_are_read_as_encoders(tmp_path: Path) -> None:
     resnet = torchvision.models.resnet18(weights=None).state_dict()
     torch.save({"state_dict": resnet}, tmp_path / "published.pth")
+    torch.save(resnet, tmp_path / "resnet50_simhand.pth")  # as SiMHand's hubconf.py loads it, with fc
     children = ["conv1", "bn1", "", "", "layer1", "layer2", "layer3", "layer4"]
     lightning = {
         f"encoder.features.{children.index(key.split('.')[0])}.{key.split('.', 1)[1]}": value
@@ -136,6 +145,7 @@ def test_pretrained_and_lightning_files_are_read_as_encoders(tmp_path: Path) -> 
     lightning |= {"encoder.final_layer.0.weight": torch.zeros(64, 512), "encoder.final_layer.0.bias": torch.zeros(64)}
     lightning |= {"projection_head.0.weight": torch.zeros(512, 512)}
     others = {"epoch": 3, "optimizer_states": [{"lr": 1.0}], "callbacks": {Callback: {"best": 1.0}, "one": Callback()}}
+    others |= {"hyper_parameters": {"config": EasyDict(lr=EasyDict(start=1.0)), "logger_debug": None}}
     torch.save({"state_dict": lightning, **others}, tmp_path / "lightning.ckpt")
     with pytest.raises(pickle.UnpicklingError):
         torch.load(tmp_path / "lightning.ckpt", weights_only=True)
@@ -144,7 +154,7 @@ def test_pretrained_and_lightning_files_are_read_as_encoders(tmp_path: Path) -> 
     full.load_state_dict(resnet)
     full.fc = torch.nn.Identity()
     expected = full.eval()(image)
-    for source in ("published.pth", "lightning.ckpt"):
+    for source in ("published.pth", "lightning.ckpt", "resnet50_simhand.pth"):
         found = build_encoder(EncoderConfig("resnet18", str(tmp_path / source))).eval()(image)
         torch.testing.assert_close(found, expected)
         with pytest.raises(UserError, match=r"a resnet18, which encoder\.weights reads as it is"):

@@ -3,6 +3,7 @@
 import itertools
 import sys
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from peclr_dali.models.config import EncoderConfig, ProjectorConfig
 from peclr_dali.models.encoders import build_encoder
 from peclr_dali.models.network import build_projector
 from peclr_dali.train.config.pretraining import OptimConfig
-from peclr_dali.train.steps.optim import build_optimizer, learning_rate_factor
+from peclr_dali.train.steps.optim import Lars, build_optimizer, learning_rate_factor
 
 
 def network() -> nn.Module:
@@ -56,14 +57,12 @@ def test_learning_rate_follows_the_square_root_of_the_batch() -> None:
 def test_frozen_parameters_and_empty_groups_are_left_out() -> None:
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
-    lars = build_optimizer(
-        OptimConfig(weight_decay=0.5, trust_coefficient=0.1, clip=False, eps=0.1), [*model.named_parameters()], 1
-    )
+    config = OptimConfig(weight_decay=0.5, trust_coefficient=0.1, clip=False, eps=0.1)
+    lars = cast(Lars, build_optimizer(config, [*model.named_parameters()], 1))
     assert [group["params"] for group in lars.param_groups] == [[model.weight]]
     assert (lars.param_groups[0]["weight_decay"], lars.trust_coefficient, lars.clip, lars.eps) == (0.5, 0.1, False, 0.1)
-    assert [
-        build_optimizer(OptimConfig(lars=on), model.named_parameters(), 1).least_dims for on in ("all", "weights")
-    ] == [0, 2]
+    kinds = [build_optimizer(OptimConfig(lars=on), model.named_parameters(), 1) for on in ("all", "weights", "none")]
+    assert [getattr(kind, "least_dims", type(kind)) for kind in kinds] == [0, 2, torch.optim.AdamW]
 
 
 def test_the_inner_adam_is_apexs_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +72,8 @@ def test_the_inner_adam_is_apexs_if_asked_for(monkeypatch: pytest.MonkeyPatch) -
         build_optimizer(config, parameters, 1)
     stand_in = SimpleNamespace(FusedAdam=type("FusedAdam", (torch.optim.Adam,), {}))
     monkeypatch.setitem(sys.modules, "apex.optimizers", stand_in)
-    assert type(build_optimizer(config, parameters, 1).inner) is stand_in.FusedAdam
-    assert type(build_optimizer(OptimConfig(), parameters, 1).inner) is torch.optim.Adam
+    inner = [cast(Lars, build_optimizer(one, parameters, 1)).inner for one in (config, OptimConfig())]
+    assert [type(adam) for adam in inner] == [stand_in.FusedAdam, torch.optim.Adam]
 
 
 def test_learning_rate_factor_at_its_ends() -> None:

@@ -225,35 +225,40 @@ def convert(source: Path, out: Path, force: bool) -> None:
     help="Write the whole pose network in half precision, for predict, evaluate and finetune.",
 )
 @click.option("--half", is_flag=True, help="Write OUT in half precision, a file of half the size.")
+@click.option(
+    "--keys", type=click.Choice(["vitpose"]), help="Name OUT's tensors as ViTPose's ViT, for HaMeR, WiLoR and the like."
+)
 @force_option
-def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None, half: bool, force: bool) -> None:
-    """Write a trained encoder for torchvision or timm, or as ONNX.
+def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None, force: bool, **options: Any) -> None:
+    """Write a trained encoder for other programs, or as ONNX.
 
     \b
       python cli.py export runs/peclr_rn50 encoder.pth
       python cli.py export runs/peclr_rn50 encoder.safetensors --half
+      python cli.py export runs/peclr_vits backbone.pth --keys vitpose
       python cli.py export runs/finetune --onnx pose.onnx
       python cli.py export runs/finetune --pose hand.safetensors
 
     SOURCE is a run's folder or a checkpoint. OUT ends in .safetensors or .pth;
     `torchvision.models.resnet50().load_state_dict(..., strict=False)` loads it: only `fc` is missing. For an encoder of
-    timm, the printed line has the call that loads it. --onnx writes a fine-tuned network with its head, and compares
-    onnxruntime's results with torch's. The checkpoint is the newest in a pre-training run's folder, the best on
-    validation (best/) in a fine-tuning run's.
+    timm, the printed line has the call that loads it; with --keys vitpose, the call that builds ViTPose's ViT, as of
+    HaMeR. --onnx writes a fine-tuned network with its head, and compares onnxruntime's results with torch's. Beside
+    each file a .json says how it was trained. The checkpoint is the newest in a pre-training run's folder, the best
+    on validation (best/) in a fine-tuning run's.
     """
-    from peclr_dali.train.weights import export_encoder, export_network, export_onnx
+    from peclr_dali.train.weights import card_beside, export_encoder, export_network, export_onnx
 
     files = [file for file in (out, onnx, pose) if file is not None]
-    if not files or (half and out is None):
+    if not files or (out is None and any(options.values())):
         raise UserError(
-            "export needs a file to write: OUT for the encoder (--half is for it alone), or --onnx OUT.onnx or --pose "
-            "OUT.safetensors for the pose network"
+            "export needs a file to write: OUT for the encoder (--half and --keys are for it alone), or --onnx "
+            "OUT.onnx or --pose OUT.safetensors for the pose network"
         )
     if len({file.resolve() for file in files}) < len(files):
         raise UserError(f"{files[-1]}: is named for two files, and the second would replace the first: name another")
-    require_new(*files, force=force)
+    require_new(*files, *map(card_beside, files), force=force)
     if out is not None:
-        say(f"{out}: {export_encoder(source, out, half=half)}")
+        say(f"{out}: {export_encoder(source, out, **options)}")
     if onnx is not None:
         say(f"{onnx}: {export_onnx(source, onnx)}")
     if pose is not None:

@@ -101,7 +101,8 @@ class OptimConfig:
         trust_coefficient: the factor c of LARS.
         clip: let LARS lower the learning rate of a tensor, but not raise it.
         eps: added to the denominator of LARS.
-        lars: tensors that LARS scales: "all", or "weights": no biases and no norm parameters.
+        lars: tensors that LARS scales: "all"; "weights": no biases and no norm parameters; or "none": AdamW alone, as
+            transformers want it.
         backend: the inner Adam: torch's, fused, or "apex": NVIDIA apex's FusedAdam, if it is installed.
         decay_exempt: parameters without weight decay. "paper": all biases and norm parameters. "upstream": parameters
             with "bias" or "bn" in their names in the authors' code; the norm weights of stem, downsampling and
@@ -115,7 +116,7 @@ class OptimConfig:
     trust_coefficient: Positive = 0.02
     clip: bool = True
     eps: NotNegative = 1e-8
-    lars: Literal["all", "weights"] = "all"
+    lars: Literal["all", "weights", "none"] = "all"
     backend: Literal["torch", "apex"] = "torch"
     decay_exempt: Literal["paper", "upstream"] = "paper"
     warmup_epochs: Epochs = 10.0

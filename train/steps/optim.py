@@ -105,8 +105,8 @@ def build_optimizer(
     named_parameters: Iterable[tuple[str, Parameter]],
     batch: int,
     undecayed: Collection[str] = (),
-) -> Lars:
-    """Adam in LARS, with one parameter group that decays and one that does not.
+) -> torch.optim.Optimizer:
+    """Adam in LARS, or AdamW alone, with one parameter group that decays and one that does not.
 
     Args:
         config: all settings. The learning rate is set without warm-up, which `learning_rate_factor` applies.
@@ -128,7 +128,10 @@ def build_optimizer(
         if parameters
     ]
     lr = config.lr if config.lr is not None else config.lr_per_sqrt_image * math.sqrt(batch)
-    adam = _apex_adam(groups, lr) if config.backend == "apex" else torch.optim.Adam(groups, lr=lr, fused=True)
+    kind = torch.optim.AdamW if config.lars == "none" else torch.optim.Adam
+    adam = _apex_adam(groups, lr) if config.backend == "apex" else kind(groups, lr=lr, fused=True)
+    if config.lars == "none":  # apex's is AdamW already
+        return adam
     least_dims = 2 if config.lars == "weights" else 0
     return Lars(adam, config.trust_coefficient, config.clip, config.eps, least_dims=least_dims)
 
