@@ -119,12 +119,11 @@ PARITY: Final = (1e-3, 1e-4)
 """Largest differences from torch: of keypoints in pixels, of joints as a share of the largest coordinate."""
 
 
-def export_encoder(source: Path, out: Path, *, half: bool = False, keys: Literal["vitpose"] | None = None) -> str:
+def export_encoder(source: Path, out: Path, *, keys: Literal["vitpose"] | None = None) -> str:
     """Write the encoder of a checkpoint or of a run's folder (see `find_checkpoint`) as .safetensors or .pth.
 
-    With `half`, all but batch norm's statistics is rounded to float16, unless a tensor's numbers would overflow.
-    Tensors have the names of torchvision or timm, or of ViTPose's ViT; in a .pth these are under "state_dict", as
-    HaMeR reads them. Returns a line about the written file and its checkpoint.
+    Tensors have the names of torchvision or timm, in float32, or of ViTPose's ViT; in a .pth these are under
+    "state_dict", as HaMeR reads them. Returns a line about the written file and its checkpoint.
 
     Raises:
         UserError: there is no checkpoint, `out` has another ending, or the encoder is no ViT such as ViTPose's.
@@ -140,10 +139,7 @@ def export_encoder(source: Path, out: Path, *, half: bool = False, keys: Literal
     if keys == "vitpose":
         state, note = weights.vitpose_from_timm(state), _vitpose_note(encoder.network)
         card["height_width_px"] = weights.VITPOSE_PICTURE_PX
-    for key, tensor in state.items():
-        if tensor.is_floating_point():
-            rounds = half and not key.endswith(("running_mean", "running_var"))
-            state[key] = _halved(tensor.float()) if rounds else tensor.float()
+    state = {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in state.items()}
     is_wrapped = keys == "vitpose" and out.suffix == ".pth"
     save_tensors({"state_dict": state} if is_wrapped else state, out, card | {"tensors": note})
     return f"{name} of {path}, {note}"

@@ -161,10 +161,8 @@ def _kinds_of_labels(file: Path, columns: Collection[str]) -> list[str]:
     for labels in _LABELS.values():
         missing = [column for column in labels if column not in columns]
         if 0 < len(missing) < len(labels):
-            raise UserError(
-                f"{file}: line 1 lacks the column {missing[0]!r}; expected all from {labels[0]} to {labels[-1]}, or "
-                "none. Mend the name, or add the column."
-            )
+            found = f"{file}: line 1 lacks the column {missing[0]!r}"
+            raise UserError(f"{found}; expected all from {labels[0]} to {labels[-1]}, or none. Mend it.")
     return [name for name, labels in _LABELS.items() if labels[0] in columns]
 
 
@@ -266,10 +264,8 @@ def _cameras(camera_px: npt.NDArray[np.float32] | None, hands: int) -> npt.NDArr
 def _require_joints(file: Path, xyz_m: npt.NDArray[np.float32], cameras: npt.NDArray[np.float32]) -> None:
     known = ~np.isnan(xyz_m[:, 0, 0])
     if not (cameras[known][:, [0, 1], [0, 1]] >= LEAST_FOCAL_PX).all() or np.isnan(cameras[known]).any():
-        raise UserError(
-            f"{file}: 3D joints without a camera, or with a focal length below {LEAST_FOCAL_PX:g} px; expected fx, fy, "
-            "cx, cy in pixels in the same row. Add or mend them."
-        )
+        found = f"{file}: 3D joints without a camera, or with a focal length below {LEAST_FOCAL_PX:g} px"
+        raise UserError(f"{found}; expected fx, fy, cx, cy in pixels in the same row. Add or mend them.")
     if (xyz_m[known, :, 2] <= 0).any():
         raise UserError(f"{file}: 3D joints behind the camera; expected x right, y down, z forward. Mend the labels.")
     if known.any():

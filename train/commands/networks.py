@@ -224,7 +224,6 @@ def convert(source: Path, out: Path, force: bool) -> None:
     metavar="OUT.safetensors",
     help="Write the whole pose network in half precision, for predict, evaluate and finetune.",
 )
-@click.option("--half", is_flag=True, help="Write OUT in half precision, a file of half the size.")
 @click.option(
     "--keys", type=click.Choice(["vitpose"]), help="Name OUT's tensors as ViTPose's ViT, for HaMeR, WiLoR and the like."
 )
@@ -234,7 +233,6 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
 
     \b
       python cli.py export runs/peclr_rn50 encoder.pth
-      python cli.py export runs/peclr_rn50 encoder.safetensors --half
       python cli.py export runs/peclr_vits backbone.pth --keys vitpose
       python cli.py export runs/finetune --onnx pose.onnx
       python cli.py export runs/finetune --pose hand.safetensors
@@ -251,11 +249,11 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
     files = [file for file in (out, onnx, pose) if file is not None]
     if not files or (out is None and any(options.values())):
         raise UserError(
-            "export needs a file to write: OUT for the encoder (--half and --keys are for it alone), or --onnx "
-            "OUT.onnx or --pose OUT.safetensors for the pose network"
+            "export needs a file to write: OUT for the encoder (--keys is for it alone), or --onnx OUT.onnx or --pose "
+            "OUT.safetensors for the pose network"
         )
-    if len({file.resolve() for file in files}) < len(files):
-        raise UserError(f"{files[-1]}: is named for two files, and the second would replace the first: name another")
+    if len({file.absolute() for file in (source, *files)}) <= len(files):
+        raise UserError(f"{files[-1]}: is named twice, and one file would replace another: name another")
     require_new(*files, *map(card_beside, files), force=force)
     if out is not None:
         say(f"{out}: {export_encoder(source, out, **options)}")

@@ -28,7 +28,7 @@ from peclr_dali.writing import write_text
 log = logging.getLogger(__name__)
 
 Resume = Literal["never", "auto"]
-LOCK = ".lock"
+LOCK = "process.lock"
 """Name of the locked file. It contains the process, host and start time of the holder."""
 
 
