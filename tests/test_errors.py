@@ -18,7 +18,10 @@ from tests.command_line import run_cli
             PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/closed"),
             "error: /closed: Permission denied. Check the path, its permissions and the disk",
         ),
-        (ModuleNotFoundError("No module named 'timm'", name="timm"), "error: No module named 'timm'. In the checkout, \"pip install '.[all]'\""),
+        (
+            ModuleNotFoundError("No module named 'timm'", name="timm"),
+            "error: No module named 'timm'. In the checkout, \"pip install '.[all]'\"",
+        ),
     ],
 )
 def test_what_a_user_can_mend_is_one_line(
