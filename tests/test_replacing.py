@@ -57,6 +57,11 @@ def test_a_file_of_somebody_else_stays_unless_force(
     with tarfile.open(file.with_name("images.tar"), "w") as tar:
         tar.add(root / "images")
     before = {path: path.read_bytes() for path in file.parent.iterdir()}
+    if name.endswith(("png", "jsonl", "pth", "safetensors")):
+        file.rename(elsewhere := tmp_path / "elsewhere")
+        file.symlink_to("nowhere")  # a link is somebody's too, wherever it leads
+        assert run_cli(*words) == 2
+        elsewhere.rename(file)
     assert run_cli(*words) == 2
     assert "--force" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in file.parent.iterdir()} == before

@@ -215,7 +215,7 @@ class Trainer:
                 log_now = last or done % config.run.log_every == 0
                 save_now = last or stopping or done % config.run.checkpoint_every == 0
                 if log_now or save_now or task.validation_due:
-                    # Names a missing rank. What reads the GPU below would wait for it without this time limit.
+                    # Waits for missing ranks with a time limit. What reads the GPU below would wait without one.
                     world.barrier()
                 loss = None
                 if log_now or save_now:

@@ -1,10 +1,9 @@
 """The further augmentations of finished views: keys, draws and arithmetic (paper, Fig. 5 and 6).
 
 The keys belong to the configuration, so this file imports neither torch nor Numba.
-render/apply_appearance.py applies the augmentations: on a CPU, Numba compiles the loops over a view's pixels;
-on a GPU, torch computes with tensors of many views. The arithmetic of a pixel is written once for both, and so are the
-tables that it needs. A view has the same bits in any batch: nothing is summed over views. Greys and noise are
-whole-number arithmetic, the same on every device.
+render/apply_appearance.py applies the augmentations: on a CPU, Numba compiles the loops over a view's pixels; on a GPU,
+torch computes with tensors of many views. Both use the same tables. A view has the same bits in any batch: nothing is
+summed over views. Greys and noise are whole-number arithmetic, the same on every device.
 """
 
 from __future__ import annotations

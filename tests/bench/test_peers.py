@@ -20,6 +20,7 @@ from peclr_dali.bench.peers import (
     workers,
 )
 from peclr_dali.bench.peers.workers import Draws, Files, draw, source_to_view_px
+from peclr_dali.pipelines.views.augmentation import ColourConfig, GeometryConfig
 from tests.pipelines.harness import smooth_image
 
 VIEW_PX = 96
@@ -45,6 +46,13 @@ def drawn(one: Draws) -> Any:
 @pytest.mark.parametrize("peer", [peer for peer in PEERS.values() if peer.on_gpu], ids=lambda peer: peer.function)
 def test_a_peer_on_a_gpu_hands_over_whole_batches_beyond_an_epoch(peer: Peer, files: Files) -> None:
     assert list(itertools.islice(peer.start(files, 2, 5), 6)) == [5] * 6
+
+
+def test_peers_draw_what_the_paper_draws() -> None:
+    geometry, colour, drawn_from = GeometryConfig(), ColourConfig(), workers.RANGES
+    assert (drawn_from.rotation_deg, drawn_from.scale) == (geometry.rotation_deg, geometry.scale)
+    assert drawn_from.x_frac == drawn_from.y_frac == (-geometry.translation_frac, geometry.translation_frac)
+    assert drawn_from[4:7] == (colour.hue, colour.saturation, colour.value_scale)
 
 
 def test_every_sample_once_an_epoch() -> None:

@@ -154,6 +154,11 @@ def test_rows_of_a_batch_differ_from_the_weights_by_less_than_one(weights: list[
     np.testing.assert_array_less(np.abs(np.array(weights) / sum(weights) * batch - rows), 1 + 1e-6)
 
 
+def test_the_largest_remainders_get_a_row_more() -> None:
+    assert rows_per_batch([1, 1, 1], 2048) == [683, 683, 682]
+    assert rows_per_batch([0.1, 0.5, 0.4], 4) == [0, 2, 2]
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=2, max_size=4), st.sampled_from([2, 3, 8]))
 def test_micro_batches_hold_about_the_same_shares(rows: list[int], parts: int) -> None:

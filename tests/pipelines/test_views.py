@@ -1,4 +1,4 @@
-"""Both backends against the float64 oracle, and the emitted matrices against where dots really land."""
+"""All ways to make views against the float64 oracle, and the emitted matrices against where dots really land."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ class RunConfig:
         checkpoint_every: optimiser steps between two checkpoints; the last step always writes one.
         keep: number of checkpoints to keep.
         log_samples: write the samples of every step to a file, for audits.
-        rank_timeout_s: the run ends if a rank keeps the others waiting for this number of seconds; the message names
-            the rank.
+        rank_timeout_s: the run ends if a rank keeps the others waiting for this number of seconds.
         tensorboard: also write the figures for TensorBoard.
     """
 

@@ -38,6 +38,7 @@ COCO = {
         {"image_id": 8, "category_id": 1, "bbox": [50, 10, 10, 20]},
         {"image_id": 9, "category_id": 2, "bbox": [5, 5, 10, 10]},
         {"image_id": 8, "bbox": [10, 10, 30, 10]},
+        {"image_id": 10, "bbox": [1, 1, 30, 10], "iscrowd": 1},
     ],
 }
 
@@ -107,7 +108,8 @@ def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path, root:
     boxes.write_text("\n".join(map(",".join, [COLUMNS, ["a.jpg", "21.0", *whole[2:6]], whole])))
     keypoints_px = load_folder(DataConfig("folder", str(root), box=str(boxes))).keypoints_px
     assert keypoints_px is not None
-    assert np.isnan(keypoints_px).all(axis=(1, 2)).tolist() == [True, False]
+    assert np.isnan(keypoints_px[0]).all()
+    np.testing.assert_allclose(keypoints_px[1], [20.0, 30.0] + np.arange(21)[:, None], atol=0.06)
     for cell in ("x", "", "inf", "1e300"):
         boxes.write_text("\n".join(map(",".join, [COLUMNS, [*whole[:-1], cell]])))
         with pytest.raises(UserError, match=r"line 2: .*expected 42 numbers in wrist_x to little_tip_y"):
@@ -126,6 +128,7 @@ def labelled(tmp_path: Path) -> tuple[Path, Index]:
     ):
         edges = [*(box_px[:2] - box_px[2] / 2), *(box_px[:2] + box_px[2] / 2)]
         hand = ["right", "right", "left"][number % 3]
+        camera[:2] += np.array([[10, 0, 3], [0, 20, -2]])  # no number twice
         rows.append(",".join(map(str, [path, *edges, hand, *xyz_m.ravel(), *camera[[0, 1, 0, 1], [0, 1, 2, 2]]])))
     (tmp_path / "joints.csv").write_text("\n".join(rows))
     return tmp_path / "joints.csv", index
@@ -138,9 +141,9 @@ def test_joints_and_a_camera_beside_a_folder_are_the_labels_of_a_dataset(labelle
     assert (index.paths, index.mirrored.tolist()) == (list(expected.paths), [False, False, True] * 8)
     for name in ("K", "xyz_m"):
         np.testing.assert_array_equal(index.targets[name], expected.targets[name])
+    points = index.targets["xyz_m"] @ index.targets["K"].mT
     assert index.keypoints_px is not None
-    assert expected.keypoints_px is not None
-    np.testing.assert_allclose(index.keypoints_px, expected.keypoints_px, atol=1e-4)
+    np.testing.assert_allclose(index.keypoints_px, points[..., :2] / points[..., 2:], atol=1e-4)
     np.testing.assert_allclose(index.box_px, expected.box_px, atol=1e-4)
     parts = [load_index(replace(config, split=split)).paths
              for split in ("train", "val")]  # fmt: skip
@@ -153,7 +156,7 @@ def test_joints_and_a_camera_beside_a_folder_are_the_labels_of_a_dataset(labelle
     [
         (lambda text: text.replace("fx,fy", "fx,f"), "line 1 lacks the column 'fy'; expected all from fx to cy"),
         (lambda text: text.replace("fx,fy,cx,cy", "a,b,c,d"), "3D joints without a camera"),
-        (lambda text: text.replace(",160.0,160.0,", ",1.6,160.0,"), "with a focal length below 10 px"),
+        (lambda text: text.replace(",170.0,180.0,", ",1.6,180.0,"), "with a focal length below 10 px"),
         (lambda text: text.replace("thumb_tip_z_m", "thumb_tip_z"), "lacks the column 'thumb_tip_z_m'"),
         (lambda text: text.replace(",hand,", ",side,"), "has keypoints and no column 'hand'"),
         (lambda text: re.sub(r"(?<=,)0\.[5-8]\d+", "500", text), "a keypoint is at 500 m; expected at most 20 m"),

@@ -23,7 +23,7 @@ def write_coco(root: Path) -> None:
     for number in range(HANDS):
         name = f"images/{number:03}.jpg"
         write_image(root / name, 64, 48)
-        points = np.column_stack([rng.integers(0, (64, 48), (len(HAND), 2)), np.full(len(HAND), 2)])
+        points = np.column_stack([rng.integers(0, (64, 48), (len(HAND), 2)), 1 + np.arange(len(HAND)) % 2])
         points[0] *= number % 2
         low, high = points[1:, :2].min(axis=0), points[1:, :2].max(axis=0)
         images.append({"id": 100 + number, "file_name": name})

@@ -50,6 +50,12 @@ WRONG = {
 }
 
 
+def test_weights_that_are_not_finite_are_not_loaded(tmp_path: Path) -> None:
+    (tmp_path / "nan.pt").write_bytes(saved_by_torch({**WHOLE, "network": {"w": torch.tensor([torch.nan])}}))
+    with pytest.raises(UserError, match=r"nan.pt: w holds NaN or infinity; expected finite weights"):
+        load_checkpoint(tmp_path / "nan.pt")
+
+
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_content_is_reported_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
