@@ -19,7 +19,7 @@ from peclr_dali.bench.peers.workers import Files
 from peclr_dali.bench.rows import Row, describe_machine, markdown
 from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
-from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.loader.loader import Loader
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.runner import run_chunks

@@ -25,7 +25,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
-from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.loader.loader import Loader
 from peclr_dali.pipelines.render.chunk import chunk_of
 from peclr_dali.pipelines.render.runner import FileDecoder
 from peclr_dali.pipelines.render.settings import Settings, choose_settings

@@ -17,7 +17,7 @@ import torch
 
 from peclr_dali.errors import AnotherRankFailed, MachineError, UserError, in_one_line
 from peclr_dali.machine import available_cores
-from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.loader.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
 from peclr_dali.pipelines.samples.shares import micro_batch_share

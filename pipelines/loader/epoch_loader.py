@@ -18,7 +18,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.machine import described_ranks
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
-from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.loader.loader import Loader
 from peclr_dali.pipelines.loader.read import Quarantine
 from peclr_dali.pipelines.randomness import MOST_VIEWS
 from peclr_dali.pipelines.samples.index import Index
@@ -156,7 +156,7 @@ class EpochLoader:
         batch: samples in a step, over all ranks.
         seed: seed of the order and of all draws.
         device: device of the batches.
-        loader: further arguments of `peclr_dali.pipelines.loader.Loader`.
+        loader: further arguments of `peclr_dali.pipelines.loader.loader.Loader`.
 
     Attributes:
         index: the samples; `batch.samples` are its rows.

@@ -28,8 +28,8 @@ from peclr_dali import (
 )
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.loader import Loader
 from peclr_dali.pipelines.loader.epoch_loader import EpochLoader
+from peclr_dali.pipelines.loader.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import build_order
 from tests.pipelines.harness import (

@@ -23,11 +23,11 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.pipelines import loader
 from peclr_dali.pipelines.arrays import BoolArray, FloatArray
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import ImageFile
+from peclr_dali.pipelines.loader import loader
 from peclr_dali.pipelines.render.renderers import GpuViews
 from peclr_dali.pipelines.render.settings import choose_settings
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig

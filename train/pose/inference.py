@@ -15,7 +15,7 @@ from torch import Tensor
 from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.pose import PoseNetwork, view_intrinsics
 from peclr_dali.pipelines.batch import to_device
-from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.loader.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, without_augmentation

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.loader import Loader
+from peclr_dali.pipelines.loader.loader import Loader
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
