@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from pydantic import ValidationError
 
 from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.randomness import MOST_VIEWS
+from peclr_dali.pipelines.views import plan
 from peclr_dali.pipelines.views.appearance import Column
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.pipelines.views.draws import COLUMNS, UNIFORMS_PER_VIEW, Draw, draw_view
@@ -156,3 +159,18 @@ def test_one_factor_scales_hue_and_saturation_and_a_margin_is_the_reciprocal_mag
 def test_impossible_values_are_refused(table: type, key: str, value: object) -> None:
     with pytest.raises(ValidationError):
         table(**{key: value})
+
+
+def test_images_are_halved_by_how_much_their_views_shrink_them() -> None:
+    """The magnification is the root of the map's change of areas, also of crops and mirrors; its bound is below all."""
+    geometry = GeometryConfig(side_px=64, crop_probability=0.5, crop_side_frac=(0.3, 0.6), flip_probability=0.5)
+    table = draw(range(500), Augmentation(geometry)).astype(np.float64)
+    box = np.random.default_rng(0).uniform(50, 400, (500, 3))
+    composed = plan._compose(box, table, geometry.side_px, box[:, 0] > 200)
+    areas = np.abs(np.linalg.det(composed.source_to_view_px[:, :, :2]))
+    np.testing.assert_allclose(composed.shrink, np.sqrt(areas), rtol=1e-9)
+    for probability in (0.5, 1.0):
+        one = replace(geometry, crop_probability=probability)
+        drawn = draw(range(500), Augmentation(one)).astype(np.float64)
+        shrink = plan._compose(box, drawn, one.side_px, None).shrink * box[:, 2]
+        assert plan._least_magnification_px(one) <= shrink.min() <= 1.2 * plan._least_magnification_px(one)
