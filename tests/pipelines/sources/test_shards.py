@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tarfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -146,6 +147,11 @@ def test_tar_files_of_webdataset_are_indexed_where_they_are(
             for row in rows.tolist():
                 data = source.read(row)
                 writer.write({"__key__": names[row], ("jpg", "png")[row % 2]: data, "json": {"label": row}})
+    with tarfile.open(tmp_path / "part" / "0.tar", "a") as tar:
+        for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE):
+            member = tarfile.TarInfo(f"{kind.decode()}.jpg")
+            member.type, member.linkname = kind, "elsewhere"
+            tar.addfile(member)
     assert run_cli("pack", "--index", str(tmp_path)) == 0
     assert "50 images in 3 tar files" in capsys.readouterr().out
     index = load_index(DataConfig("shards", str(tmp_path)))
