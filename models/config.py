@@ -117,9 +117,6 @@ class PoseConfig:
     """The pose head on the encoder.
 
     Attributes:
-        features: what the head reads. "pooled": the encoder's features after its average pooling (paper). With a frozen
-            encoder also "layer2": of a ResNet, what its second stage gives, averaged in 3 x 3 cells, so that features
-            keep their place; and "pixels", averaged in 24 x 24 cells, to compare encoders with.
         head: "linear", one layer (full fine-tuning), or "mlp", two (on a frozen encoder): paper, supplement.
         hidden: width of the hidden layer of "mlp".
         root: keypoint that depths are relative to. The paper does not name it.
@@ -130,7 +127,6 @@ class PoseConfig:
             and root; else random ones. "random": always random ones.
     """
 
-    features: Literal["pooled", "layer2", "pixels"] = "pooled"
     head: Literal["linear", "mlp"] = "linear"
     hidden: Width = 512
     root: Annotated[str, one_of(HAND.keypoints)] = "wrist"

@@ -37,21 +37,6 @@ class Encoder(nn.Module):
         features: Tensor = getattr(self, self.inner)(image)
         return features
 
-    def up_to_layer2(self) -> nn.Sequential:
-        """Of a ResNet: its part up to the second stage, (N, 3, S, S) to (N, C, S / 8, S / 8); the weights are shared.
-
-        Raises:
-            UserError: the network has no stages of a ResNet's names.
-        """
-        network: nn.Module = getattr(self, self.inner)
-        parts = dict(network.named_children())
-        if "layer2" not in parts:
-            raise UserError(
-                f'pose.features = "layer2" needs a ResNet, and {self.library}\'s {type(network).__name__} is none'
-            )
-        names = list(parts)
-        return nn.Sequential(*(parts[name] for name in names[: names.index("layer2") + 1]))
-
     def undecayed(self) -> Collection[str]:
         """Names, as in the library, of parameters without weight decay; biases and norm parameters have none anyway."""
         return ()

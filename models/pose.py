@@ -13,11 +13,10 @@ a perspective that no such camera gives. The network does not know K', so it has
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d
 
 from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.encoders import Encoder
@@ -151,10 +150,6 @@ class RootRefinement(nn.Module):
         return correction.squeeze(1)
 
 
-_CELLS: Final = {"layer2": 3, "pixels": 24}
-"""Cells along each axis in which `PoseConfig.features` averages maps."""
-
-
 def build_head(config: PoseConfig, feature_dim: int) -> nn.Module:
     """(N, feature_dim) -> (N, 3 K): x, y, depth of each keypoint; x and y as `PoseNetwork` reads them."""
     outputs, hidden = 3 * len(HAND), config.hidden
@@ -168,9 +163,6 @@ class PoseNetwork(nn.Module):
 
     The head gives x and y in units of the view's side with the origin at the centre, so that it starts near the middle
     at any size. The authors' head gives pixels: the same function with other weights.
-
-    Raises:
-        UserError: `config.features` does not fit the encoder.
     """
 
     def __init__(self, encoder: Encoder, config: PoseConfig) -> None:
@@ -178,7 +170,7 @@ class PoseNetwork(nn.Module):
         self.config = config
         self.normalize = Normalize()
         self.encoder = encoder
-        self.head = build_head(config, self._feature_dim())
+        self.head = build_head(config, encoder.feature_dim)
         self.refinement = RootRefinement() if config.refine else None
         self._root = HAND.keypoints.index(config.root)
 
@@ -197,23 +189,9 @@ class PoseNetwork(nn.Module):
         return self.from_features(self.features(image), intrinsics, side_px=image.shape[-1])
 
     def features(self, image: Tensor) -> Tensor:
-        """What the head reads (`PoseConfig.features`): (N, 3, S, S) uint8 -> (N, D)."""
-        maps, name = self.normalize(image), self.config.features
-        if name == "pooled":
-            pooled: Tensor = self.encoder(maps)
-            return pooled
-        if name == "layer2":
-            maps = self.encoder.up_to_layer2()(maps)
-        return adaptive_avg_pool2d(maps, _CELLS[name]).flatten(1)
-
-    def _feature_dim(self) -> int:
-        name, channels = self.config.features, 3
-        if name == "pooled":
-            return self.encoder.feature_dim
-        if name == "layer2":
-            stage = self.encoder.up_to_layer2()[-1]
-            channels = [part for part in stage.modules() if isinstance(part, nn.Conv2d)][-1].out_channels
-        return channels * _CELLS[name] ** 2
+        """What the head reads: (N, 3, S, S) uint8 -> (N, D)."""
+        features: Tensor = self.encoder(self.normalize(image))
+        return features
 
     def from_features(self, features: Tensor, intrinsics: Tensor, *, side_px: int) -> PoseOutput:
         """Poses from `features` (N, D) for views of `side_px`; used with frozen encoders."""

@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import pytest
 import scipy.optimize
@@ -183,21 +181,3 @@ def test_forward_reads_pixels_and_keeps_geometry_out_of_autocast() -> None:
     exact = back_project(normalized, half.relative_depth + half.root_depth[:, None])
     torch.testing.assert_close(half.joints, exact, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(half.keypoints_px, plain.keypoints_px, rtol=0, atol=2)
-
-
-@pytest.mark.parametrize(("name", "channels"), [("resnet18", 128), ("resnet50", 512), ("timm/test_resnet", 48)])
-def test_features_of_layer2_are_means_of_cells(name: str, channels: int) -> None:
-    """A hook on the second stage gives what the whole network computes there; at 48 pixels a cell has 2 x 2 places."""
-    torch.manual_seed(0)
-    network = PoseNetwork(make_encoder(name, 48), PoseConfig(features="layer2", head="mlp")).eval()
-    image = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)
-    seen: list[Tensor] = []
-    inner: Any = getattr(network.encoder, network.encoder.inner)
-    handle = inner.layer2.register_forward_hook(lambda _module, _inputs, maps: seen.append(maps))
-    with torch.no_grad():
-        network.encoder(network.normalize(image))
-        handle.remove()
-        cells = seen[0].reshape(2, channels, 3, 2, 3, 2).mean(dim=(3, 5))
-        torch.testing.assert_close(network.features(image), cells.flatten(1))
-        assert network(image, torch.eye(3)[None]).joints.shape == (2, 21, 3)
-    assert set(network.state_dict()) == set(PoseNetwork(make_encoder(name, 48), PoseConfig(head="mlp")).state_dict())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import STRICT, Count, Epochs, NotNegative, Positive
@@ -110,7 +110,7 @@ class FinetuneConfig:
     pose: PoseConfig = PoseConfig()
     loss: PoseLossConfig = PoseLossConfig()
     optim: FinetuneOptimConfig = FinetuneOptimConfig()
-    train: Annotated[FinetuneTrainConfig, Field(validate_default=True)] = FinetuneTrainConfig()
+    train: FinetuneTrainConfig = FinetuneTrainConfig()
     validation: ValidationConfig = ValidationConfig()
 
     @field_validator("geometry")
@@ -118,14 +118,6 @@ class FinetuneConfig:
     def _not_flipped(cls, value: GeometryConfig) -> GeometryConfig:
         if value.flip_probability > 0:  # labels are not exchanged, left for right, as those of a mirrored sample are
             raise ValueError("flip_probability > 0, and a pose is learnt from views that are not flipped")
-        return value
-
-    @field_validator("train")
-    @classmethod
-    def _frozen_for_cells(cls, value: FinetuneTrainConfig, info: ValidationInfo) -> FinetuneTrainConfig:
-        pose = info.data.get("pose")
-        if pose is not None and pose.features != "pooled" and not value.frozen:
-            raise ValueError(f"pose.features = {pose.features!r} is for a frozen encoder: set train.frozen = true")
         return value
 
     @property
