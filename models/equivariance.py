@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import get_args
 
@@ -107,7 +108,7 @@ def undo_view(
         return F.normalize(points.flatten(1))
     points = projection.reshape(len(projection), -1, 2)  # (N, m, 2)
     if variant == "direct":
-        if not isinstance(output_side_px, int | float):
+        if not (isinstance(output_side_px, int | float) and 0 <= output_side_px < math.inf):
             raise ValueError(f'output_side_px = {output_side_px!r}: variant "direct" needs a view\'s side in pixels')
         shift = shift * output_side_px
     else:

@@ -187,9 +187,10 @@ def require_finite(state: Mapping[str, Tensor], origin: str) -> None:
     Networks compute in float32. A tensor of the device "meta" has no numbers.
     """
     for name, tensor in state.items():
-        has_numbers = not tensor.is_meta and tensor.layout is torch.strided and not tensor.is_complex()
+        is_dense = tensor.layout is torch.strided and not tensor.is_meta
+        has_numbers = is_dense and not tensor.is_complex() and not tensor.is_quantized
         if not (has_numbers and bool(tensor.float().isfinite().all())):
-            found = "NaN or infinity" if has_numbers else "no real numbers (sparse, complex, or on the device meta)"
+            found = "NaN or infinity" if has_numbers else "no plain numbers (sparse, complex, quantized or on meta)"
             raise UserError(f"{origin}: {name} holds {found}; expected finite weights. Name another file")
 
 

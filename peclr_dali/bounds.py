@@ -23,8 +23,8 @@ STRICT: ConfigDict = {"extra": "forbid", "allow_inf_nan": False, "str_min_length
 """Pydantic's settings for a table of keys. An empty text is mostly a variable that is not set."""
 
 Count: TypeAlias = Annotated[int, Interval(ge=1, le=LARGEST_COUNT)]
-Width: TypeAlias = Annotated[int, Interval(ge=1, le=10**9)]
-"""Width of a layer. The number of bytes of a float64 matrix with two such sides fits into 63 bits."""
+Width: TypeAlias = Annotated[int, Interval(ge=1, le=2**15)]
+"""Width of a layer. A matrix with two such sides has 4 GiB in float32."""
 Seed: TypeAlias = Annotated[int, Interval(ge=0, le=LARGEST_SEED)]
 Threads: TypeAlias = Annotated[int, Interval(ge=1, le=1024)]
 """CPU threads of one process."""

@@ -124,6 +124,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["{root}/without_checkpoint holds no checkpoint", "expected the folder of a run"],
     ),
     "export of nothing to nowhere": (["export", "{root}/run"], ["export needs a file to write", "--onnx OUT.onnx"]),
+    "the second of two exports has a wrong ending": (
+        ["export", "{root}/run", "{root}/e.pth", "--pose", "{root}/p.pth"],
+        ["{root}/p.pth", ".safetensors"],
+    ),
     "convert from a device": (["convert", "/dev/zero", "{root}/new.pth"], ["'/dev/zero' is no file", "expected"]),
 }
 

@@ -100,7 +100,7 @@ def convert(source: Path, out: Path) -> str:
     model = f"the authors' pose network on a {name}"
     try:
         weights.load_strictly(network, weights.pose_from_published(state), origin=str(source), model=model)
-    except (KeyError, RuntimeError) as error:
+    except (LookupError, RuntimeError) as error:
         raise UserError(f"{source} does not fit {model}: {in_one_line(error)}. Download it again") from error
     config = {
         "encoder": {"name": name, "weights": "random"},

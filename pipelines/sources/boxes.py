@@ -115,7 +115,7 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
     with dataset_file(
         file, "boxes as CSV in UTF-8, or in COCO's JSON format", "Mend it, or give the path of another file."
     ) as path:
-        for row in read(file, path.read_bytes().decode("utf-8-sig", errors="surrogateescape")):
+        for row in read(file, _text(path)):
             has_hands, image = row.hand is not None, row_of.get(plain_name(row.name))
             if image is None:
                 raise UserError(
@@ -146,6 +146,18 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
         np.array(left) if has_hands else None,
         {name: np.array([of_hand[name] for of_hand in labels]) for name in labels[0]},
     )
+
+
+def column_of(file: Path, column: str) -> dict[str, str] | None:
+    """A column of a CSV for `read_boxes`, such as the person: image (`plain_name`) -> text; None if there is none."""
+    if file.suffix.lower() != ".csv":
+        return None
+    rows = [row for _, row in csv_rows(file, _text(file), _COLUMNS)]
+    return {plain_name(row["file"]): row[column] for row in rows} if rows and column in rows[0] else None
+
+
+def _text(file: Path) -> str:
+    return file.read_bytes().decode("utf-8-sig", errors="surrogateescape")
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
@@ -246,10 +258,11 @@ def with_boxes(index: Index, file: Path) -> Index:
         return hands
     xyz_m, cameras = xyz_m.reshape(-1, len(HAND), 3), _cameras(boxes.labels.get("camera_px"), len(hands))
     _require_joints(file, xyz_m, cameras)
+    projected_px = project_px(cameras.astype(np.float64), xyz_m.astype(np.float64)).astype(np.float32)
     if keypoints_px is None:
-        hands = replace(
-            hands, keypoints_px=project_px(cameras.astype(np.float64), xyz_m.astype(np.float64)).astype(np.float32)
-        )
+        hands = replace(hands, keypoints_px=projected_px)
+    else:
+        _require_agreement(file, hands, projected_px)
     return replace(hands, targets={"K": cameras, "xyz_m": xyz_m})
 
 
@@ -270,6 +283,15 @@ def _require_joints(file: Path, xyz_m: npt.NDArray[np.float32], cameras: npt.NDA
         raise UserError(f"{file}: 3D joints behind the camera; expected x right, y down, z forward. Mend the labels.")
     if known.any():
         require_metres(file, xyz_m[known].astype(np.float64))
+
+
+def _require_agreement(file: Path, hands: Index, projected_px: npt.NDArray[np.float32]) -> None:
+    """Refuse joints whose projections (M, K, 2) are further from the landmarks than half of the box, in the mean."""
+    assert hands.keypoints_px is not None
+    apart_px = np.linalg.norm(hands.keypoints_px - projected_px, axis=2).mean(axis=1)  # NaN where one is unknown
+    if (far := np.flatnonzero(apart_px > hands.box_px[:, 2] / 2)).size:
+        found = f"{file}: the 3D joints of {hands.paths[far[0]]!r} are {apart_px[far[0]]:.0f} px from its landmarks"
+        raise UserError(f"{found} in the picture; expected the same points. Mend the joints, fx, fy, cx and cy.")
 
 
 def _with_whole_images(boxes: Boxes, file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:

@@ -128,8 +128,9 @@ def _require_sizes(file: Path, index: Index, images: Sequence[dict[str, Any]], b
             "corners x0, y0, x1, y1? Then subtract x0, y0."
         )
     for row, (height, width) in zip(rows, sizes_px.tolist(), strict=True):
-        said = images[row].get("width"), images[row].get("height")
-        if height and all(said) and said not in ((width, height), (height, width)):
+        said = [images[row].get(name) for name in ("width", "height")]
+        numbers = as_numbers(said)  # NaN for what is not said
+        if height and (numbers is None or ((numbers > 0).all() and {*numbers} != {width, height})):
             raise UserError(
                 f"{index.path(row)} has {width} x {height} pixels, and {said[0]} x {said[1]} in {file}. Use images and "
                 "annotations of one size."

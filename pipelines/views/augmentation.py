@@ -48,6 +48,13 @@ class GeometryConfig:
     fill: Annotated[int, Field(ge=0, le=255)] | Literal["edge"] = 0
     antialias: bool = True
 
+    @field_validator("fill", mode="before")
+    @classmethod
+    def _grey_or_edge(cls, value: object) -> object:
+        if value != "edge" and not (type(value) is int and 0 <= value <= 255):  # one line for both
+            raise ValueError('input should be a grey value in [0, 255], or "edge"')
+        return value
+
 
 _OF_ALL_VIEWS: Final = ("side_px", "scale_is", "fill", "antialias")
 _STILL: Final[dict[str, Any]] = {

@@ -159,3 +159,9 @@ def test_build_undo_passes_every_setting() -> None:
         (EquivarianceConfig(variant="none"), projection),
     ):
         assert torch.equal(build_undo(config, output_side_px=64)(projection, matrix, source_to_view), expected)
+
+
+@pytest.mark.parametrize("side_px", [None, -1, float("nan"), float("inf")])
+def test_shifts_in_pixels_need_a_side(side_px: float | None) -> None:
+    with pytest.raises(ValueError, match=f'output_side_px = {side_px}: variant "direct" needs'):
+        undo_view(torch.ones(2, 4), random_affine(2), "direct", output_side_px=side_px)

@@ -195,6 +195,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
     good = published_pose()
     for name, content, message in (
         ("no_refinement.pth", {k: v for k, v in good.items() if "zroot_ref.6" not in k}, "zroot_ref.6.weight"),
+        ("scalar.pth", {**good, "backend_model.fc.weight": torch.tensor(1.0)}, "does not fit"),
         ("narrow.pth", {**good, "backend_model.fc.weight": torch.zeros(63, 512)}, "shape"),
         ("more.pth", {**good, "surprise": torch.zeros(1)}, "surprise"),
         ("vgg.pth", {"features.0.weight": torch.zeros(1)}, "holds features.0.weight: expected a published"),

@@ -13,7 +13,7 @@ import click
 from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
 from peclr_dali.train.commands.options import COUNT, FILE, PATH, Number, config_options, force_option, say
-from peclr_dali.writing import require_new
+from peclr_dali.writing import require_ending, require_new
 
 
 @click.command()
@@ -37,9 +37,10 @@ from peclr_dali.writing import require_new
 @click.option(
     "--groups",
     default=None,
-    metavar="N|PATTERN",
-    help="Images that depend on each other, for the intervals: stretches of N in order, or those in whose names a "
-    "regular expression finds the same text, such as '^(.*)/'.  [default: the data's, such as FreiHAND's poses]",
+    metavar="N|COLUMN|PATTERN",
+    help="Images that depend on each other, for the intervals: stretches of N in order, or those with the same text "
+    "in a column of the boxes file or, by a regular expression such as '^(.*)/', in their names.  [default: the "
+    "data's, such as FreiHAND's poses]",
 )
 @click.option("--worst", default=24, show_default=True, type=COUNT, help="Number of poses in worst.png.")
 @force_option
@@ -254,6 +255,9 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
         )
     if len({file.absolute() for file in (source, *files)}) <= len(files):
         raise UserError(f"{files[-1]}: is named twice, and one file would replace another: name another")
+    for file, endings in ((out, (".safetensors", ".pth")), (onnx, (".onnx",)), (pose, (".safetensors",))):
+        if file is not None:  # before the first is written
+            require_ending(file, *endings)
     require_new(*files, *map(card_beside, files), force=force)
     if out is not None:
         say(f"{out}: {export_encoder(source, out, **options)}")

@@ -121,7 +121,6 @@ def _resolve(
 
     `short` holds the keys that have their own option.
     """
-    from peclr_dali.pipelines.config import refuse_among_images
     from peclr_dali.pipelines.samples.shares import require_whole_micro_batches
     from peclr_dali.train.config.load import as_toml, load_config, to_toml
 
@@ -131,7 +130,6 @@ def _resolve(
         click.echo(to_toml(config), nl=False)
         click.get_current_context().exit()
     require_whole_micro_batches(config.train.batch, config.train.micro_batch)
-    refuse_among_images(Path(config.run.out), config.data)
     return config
 
 

@@ -133,7 +133,10 @@ def load_config(
         config = TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         raise UserError(_explain(kind, error, layers)) from error
+    taken = dict(flatten(to_dict(config)))
     for key, value in flatten(values):
+        if isinstance(value, bool) and not isinstance(taken[key], bool):  # for pydantic, true is the number 1
+            raise UserError(f"{_origin(layers, key)}{key} = {str(value).lower()}: input should be a number")
         if isinstance(value, str) and is_left_to_shell(value):
             raise UserError(f"{_origin(layers, key)}{key} = {value!r}: ~ and $NAME are not replaced here; write it out")
     return config

@@ -15,9 +15,11 @@ import numpy as np
 from rich.table import Table
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import refuse_among_images
+from peclr_dali.pipelines.config import DataConfig, box_file, refuse_among_images
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.boxes import column_of
+from peclr_dali.pipelines.sources.label_files import plain_name
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation import report
 from peclr_dali.train.evaluation.errors import (
@@ -88,7 +90,7 @@ def evaluate(
     require_own_results(folder, [*RESULTS, *(SUBMISSION if submission else [])], force=force)
     world = single_process(config.train.device)
     index = load_index(config.data)
-    index = index if groups is None else grouped(index, groups)
+    index = index if groups is None else grouped(index, groups, config.data)
     labels = PoseLabels.of(index)
     if not submission and not labels.labelled:
         raise UserError(
@@ -144,25 +146,31 @@ def evaluate(
     return Evaluated(tables, written + results_files)
 
 
-def grouped(index: Index, groups: str) -> Index:
-    """The index with other groups: stretches of N images in their order, or images with the same text in their names.
+def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index:
+    """The index with other groups: stretches of N images in their order, or images with the same text.
 
     Args:
-        groups: the number N; or a regular expression, whose parentheses, or else the whole of it, hold that text.
+        groups: the number N; or a column of the boxes file, which has that text; or a regular expression, whose
+            parentheses, or else the whole of it, hold that text in an image's name.
+        data: the index's source, for the boxes file; of several sources none is read.
 
     Raises:
         UserError: it is neither, or the expression is not found in a name.
     """
+    file = box_file(data[0]) if len(data) == 1 else None
+    column = None if file is None else column_of(file, groups)
     try:
         if groups.isdecimal():
             keys = [str(row // int(groups)) for row in range(len(index))]
+        elif column is not None:
+            keys = [column.get(plain_name(name), "") for name in index.paths]
         else:
             found = map(re.compile(groups).search, index.paths)
             keys = ["" if match is None else str(match.groups() or [match[0]]) for match in found]
     except (re.error, ValueError, ZeroDivisionError) as error:
         raise UserError(f"--groups {groups}: {error}; expected a number of images or a regular expression") from error
     if "" in keys:
-        raise UserError(f"--groups {groups}: not found in the name {index.paths[keys.index('')]}")
+        raise UserError(f"--groups {groups}: no text for {index.paths[keys.index('')]}")
     return dataclasses.replace(index, group=np.unique(keys, return_inverse=True)[1])
 
 

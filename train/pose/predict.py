@@ -25,6 +25,7 @@ from peclr_dali.pipelines.samples.box_check import check_boxes
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
 from peclr_dali.pipelines.sources.boxes import squares_around
 from peclr_dali.pipelines.sources.folder import load_folder
+from peclr_dali.pipelines.sources.label_files import LEAST_FOCAL_PX
 from peclr_dali.pipelines.views.draws import draw_view
 from peclr_dali.pipelines.views.plan import plan_views
 from peclr_dali.skeleton import HAND
@@ -39,7 +40,7 @@ from peclr_dali.writing import require_own_results, write_text
 Box = tuple[float, float, float, float]
 Cameras = npt.NDArray[np.float32]
 
-FOCAL_RANGE_PX: Final = (10.0, 1e6)
+FOCAL_RANGE_PX: Final = (LEAST_FOCAL_PX, 1e6)
 """Range of focal lengths. A smaller one is probably in picture widths or millimetres. No other entry of the matrix may
 be larger than the maximum, so that float32 can invert it."""
 

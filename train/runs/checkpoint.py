@@ -229,15 +229,17 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} is damaged, or not a checkpoint of this project: expected a whole file that training wrote. Name "
             f"another one, such as one in the folder checkpoints/ of the same run"
         ) from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        missing = {f"format {FORMAT}"}
-    else:
-        missing = {"step", "config", "network"} - state.keys() or {"encoder", "geometry"} - state["config"].keys()
-    if missing:
+    try:
+        about = [state["config"]["encoder"]["name"], state["config"]["geometry"]["side_px"], state["step"]]
+        is_ours = state["format"] == FORMAT and list(map(type, about)) == [str, int, int]
+        require_finite(dict(state["network"]), str(path))
+    except (LookupError, TypeError, ValueError, AttributeError):
+        is_ours = False
+    if not is_ours:
         raise UserError(
-            f"{path} is not a checkpoint of this project: it has no {min(missing)}. Expected a file that training wrote"
+            f"{path} is not a checkpoint of this project: expected the format {FORMAT}, a step, a network's tensors, "
+            "and its configuration. Give a file that training wrote"
         )
-    require_finite(state["network"], str(path))
     return dict(state)
 
 

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from filelock import FileLock, Timeout
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import PACKAGE, parse_json
+from peclr_dali.pipelines.config import refuse_among_images
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import first_difference, load_config, read_toml, to_toml
 from peclr_dali.train.config.pretraining import Config
@@ -85,8 +86,12 @@ class RunFolder:
         """The checkpoint to resume from, or None to start.
 
         Raises:
-            UserError: the folder has a run that must not be resumed, or a run of another configuration.
+            UserError: the folder has a run that must not be resumed, or a run of another configuration; or it is among
+                images that are read.
         """
+        if resume not in get_args(Resume):
+            raise UserError(f"resume = {resume!r}: expected one of {', '.join(get_args(Resume))}")
+        refuse_among_images(self.root, config.data)
         if not any(path.name != LOCK for path in self.root.iterdir()):
             return None
         elsewhere = "name another folder with --set run.out=..."

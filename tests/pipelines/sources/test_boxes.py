@@ -151,6 +151,13 @@ def test_joints_and_a_camera_beside_a_folder_are_the_labels_of_a_dataset(labelle
     assert [len(part) for part in parts] == [22, 2]
 
 
+def with_landmarks(text: str) -> str:
+    """Columns of landmarks: an empty row, then one with all of them at (1, 2)."""
+    header, first, second, *rest = text.splitlines()
+    names = ",".join(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy")
+    return "\n".join([f"{header},{names}", first, second + ",1,2" * 21, *rest])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -159,6 +166,7 @@ def test_joints_and_a_camera_beside_a_folder_are_the_labels_of_a_dataset(labelle
         (lambda text: text.replace(",170.0,180.0,", ",1.6,180.0,"), "with a focal length below 10 px"),
         (lambda text: text.replace("thumb_tip_z_m", "thumb_tip_z"), "lacks the column 'thumb_tip_z_m'"),
         (lambda text: text.replace(",hand,", ",side,"), "has keypoints and no column 'hand'"),
+        (with_landmarks, "the 3D joints of 'training/rgb/00000001.jpg' are .* px from its landmarks in the picture"),
         (lambda text: re.sub(r"(?<=,)0\.[5-8]\d+", "500", text), "a keypoint is at 500 m; expected at most 20 m"),
         (lambda text: re.sub(r"(?<=,)0\.[5-8]\d+", "-1", text), "3D joints behind the camera"),
     ],

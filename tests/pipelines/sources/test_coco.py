@@ -170,6 +170,7 @@ def test_files_in_another_format_end_in_one_line(text: str | None, message: str,
         ("annotations", {"image_id": 9}, "annotation 0: none of the 20 images has the id '9'"),
         ("annotations", {"keypoints": None}, "annotation 0: has no list of keypoints"),
         ("images", {"file_name": "a\0b.jpg"}, "expected keypoints in COCO's JSON format"),
+        ("images", {"width": "wide", "height": 48}, "000.jpg has 64 x 48 pixels, and wide x 48 in"),
         ("images", {"width": 128, "height": 96}, "000.jpg has 64 x 48 pixels, and 128 x 96 in"),
     ],
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
+from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -182,15 +183,22 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
 
 
 def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Stretches of frames, or what a pattern finds in the names, in place of the poses."""
+    """Stretches of frames, a column of the boxes, or what a pattern finds in the names, in place of the poses."""
     names = [f"{film}/{frame:02}.jpg" for film in ("b", "a") for frame in range(5)]
     index = Index("films", tmp_path, names, np.zeros((10, 3), np.float32))
     stretches, films = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2], [1] * 5 + [0] * 5
     for groups, wanted in (("4", stretches), ("^(.*)/", films), ("a/|b", films)):
         assert grouped(index, groups).groups.tolist() == wanted
-    for groups, message in (("0", "expected a number"), ("(", "expected a number"), ("b/", "not found .* a/00")):
+    for groups, message in (("0", "expected a number"), ("(", "expected a number"), ("b/", "no text for a/00")):
         with pytest.raises(UserError, match=message):
             grouped(index, groups)
+    boxes = tmp_path / "boxes.csv"
+    boxes.write_text("\n".join(["file,x0,y0,x1,y1,person", *(f"./{name},0,0,9,9,p{name[:1]}" for name in names)]))
+    data = [DataConfig("folder", str(tmp_path), box=str(boxes))]
+    assert grouped(index, "person", data).groups.tolist() == films
+    boxes.write_text(boxes.read_text().replace("pa", ""))
+    with pytest.raises(UserError, match="--groups person: no text for a/00"):
+        grouped(index, "person", data)
     call(run, tmp_path / "out")
     content = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert {entry["low"] for entry in content["metrics"].values()} == {None}

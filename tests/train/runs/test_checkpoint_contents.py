@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from peclr_dali.errors import UserError
+from peclr_dali.models.weights import require_finite
 from peclr_dali.train.runs.checkpoint import FORMAT, load_checkpoint
 from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
@@ -47,6 +48,11 @@ WRONG = {
     "list": saved_by_torch([1, 2]),
     "no step": saved_by_torch({key: value for key, value in WHOLE.items() if key != "step"}),
     "configuration without encoder": saved_by_torch({**WHOLE, "config": {"encoder": 3}}),
+    "configuration as text": saved_by_torch({**WHOLE, "config": "encoder geometry"}),
+    "encoder as text": saved_by_torch({**WHOLE, "config": {**WHOLE["config"], "encoder": "resnet18"}}),
+    "side as text": saved_by_torch({**WHOLE, "config": {**WHOLE["config"], "geometry": {"side_px": "32"}}}),
+    "network as a tensor": saved_by_torch({**WHOLE, "network": torch.zeros(1)}),
+    "network of numbers": saved_by_torch({**WHOLE, "network": {"w": 1.0}}),
 }
 
 
@@ -54,6 +60,9 @@ def test_weights_that_are_not_finite_are_not_loaded(tmp_path: Path) -> None:
     (tmp_path / "nan.pt").write_bytes(saved_by_torch({**WHOLE, "network": {"w": torch.tensor([torch.nan])}}))
     with pytest.raises(UserError, match=r"nan.pt: w holds NaN or infinity; expected finite weights"):
         load_checkpoint(tmp_path / "nan.pt")
+    quantized = torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.qint8)
+    with pytest.raises(UserError, match=r"a.pth: w holds no plain numbers"):
+        require_finite({"w": quantized}, "a.pth")
 
 
 @pytest.mark.parametrize("kind", WRONG)

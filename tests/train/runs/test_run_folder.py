@@ -44,6 +44,11 @@ def test_a_second_process_learns_who_holds_the_lock_and_a_kill_releases_it(tmp_p
     assert [path.name for path in folder.root.iterdir()] == ["file"]
 
 
+def test_a_word_for_resume_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="resume = 'always': expected one of never, auto"):
+        RunFolder(tmp_path, keep=1).check(Config(), "always")  # type: ignore[arg-type]
+
+
 def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), RunFolder(tmp_path / "a" / "b", keep=1).lock():
         raise ZeroDivisionError
