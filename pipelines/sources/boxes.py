@@ -112,10 +112,8 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
     row_of = {plain_name(name): row for row, name in enumerate(names)}
     found: dict[object, tuple[int, bool, npt.NDArray[np.float64], dict[str, npt.NDArray[np.float32]]]] = {}
     repeated, has_hands = 0, False
-    with dataset_file(
-        file, "boxes as CSV in UTF-8, or in COCO's JSON format", "Mend it, or give the path of another file."
-    ) as path:
-        for row in read(file, _text(path)):
+    with dataset_file(file, "boxes as CSV, or in COCO's JSON format", "Mend it, or give the path of another file."):
+        for row in read(file):
             has_hands, image = row.hand is not None, row_of.get(plain_name(row.name))
             if image is None:
                 raise UserError(
@@ -152,17 +150,13 @@ def column_of(file: Path, column: str) -> dict[str, str] | None:
     """A column of a CSV for `read_boxes`, such as the person: image (`plain_name`) -> text; None if there is none."""
     if file.suffix.lower() != ".csv":
         return None
-    rows = [row for _, row in csv_rows(file, _text(file), _COLUMNS)]
+    rows = [row for _, row in csv_rows(file, _COLUMNS)]
     return {plain_name(row["file"]): row[column] for row in rows} if rows and column in rows[0] else None
 
 
-def _text(file: Path) -> str:
-    return file.read_bytes().decode("utf-8-sig", errors="surrogateescape")
-
-
-def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
+def _csv_rows(file: Path) -> Iterator[_Row]:
     kinds: list[str] | None = None
-    for where, row in csv_rows(file, text, _COLUMNS):
+    for where, row in csv_rows(file, _COLUMNS):
         kinds = _kinds_of_labels(file, row) if kinds is None else kinds
         edges = [row[column] for column in _COLUMNS[1:]]
         labels = {name: [row[column].strip() for column in _LABELS[name]] for name in kinds}
@@ -178,8 +172,8 @@ def _kinds_of_labels(file: Path, columns: Collection[str]) -> list[str]:
     return [name for name, labels in _LABELS.items() if labels[0] in columns]
 
 
-def _coco_rows(file: Path, text: str) -> Iterator[_Row]:
-    content = parse_json(text)
+def _coco_rows(file: Path) -> Iterator[_Row]:
+    content = parse_json(file.read_bytes())
     category_of = {one["id"]: str(one["name"]) for one in content.get("categories", [])}
     for where, one, image in coco_annotations(file, content):
         if int(one.get("iscrowd", 0)):

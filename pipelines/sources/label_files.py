@@ -89,12 +89,13 @@ def read_json_array(file: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float6
         return array
 
 
-def csv_rows(file: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+def csv_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """The place of each row of a CSV file, for messages, and its cells by the names in the header, "" if missing.
 
     Raises:
         UserError: the header lacks one of some `columns`.
     """
+    text = file.read_bytes().decode("utf-8-sig", errors="surrogateescape")  # names need not be in UTF-8
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     header = [cell.strip() for cell in next(lines, [])]
     if twice := [name for name in header if name and header.count(name) > 1]:

@@ -60,8 +60,8 @@ def _read_pairs(file: Path, index: Index) -> IntArray:
     """
     row_of = _rows_by_name(index)
     pairs, unknown = list[list[int]](), None
-    with dataset_file(file, "a file of pairs in UTF-8", "Mend it.") as path:
-        for where, cells in csv_rows(file, path.read_text(encoding="utf-8-sig"), ("file", "positive")):
+    with dataset_file(file, "a CSV file of pairs", "Mend it."):
+        for where, cells in csv_rows(file, ("file", "positive")):
             pairs.append([])
             for name, key in (("file", "number"), ("positive", "positive_number")):
                 number = cells.get(key, "0").strip()

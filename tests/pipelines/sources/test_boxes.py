@@ -194,7 +194,7 @@ PLAIN = "file,x0,y0,x1,y1\n"
         ("b.csv", f"{HEADER}\nb.jpg,1,1,9,9", "line 2: hand is ''; expected left, right, none, unreadable"),
         ("b.csv", PLAIN.encode("utf-16"), "expected a header with the columns file,x0"),
         ("b.csv", PLAIN, "holds no box"),
-        ("b.json", '{"c.jpg": [0, 0, 9, 9]}', r"KeyError\('images'\).*expected boxes as CSV in UTF-8, or in COCO's"),
+        ("b.json", '{"c.jpg": [0, 0, 9, 9]}', r"KeyError\('images'\).*expected boxes as CSV, or in COCO's"),
         ("b.json", json.dumps(COCO).replace("[50, 10, 10, 20]", "[50, 10, 0, 20]"), "annotation 0: .* is not a box"),
         ("b.json", json.dumps(COCO).replace('"image_id": 8', '"image_id": 3'), "of the 5 images has the id '3'"),
         ("b.json", json.dumps(COCO).replace('"id": 8', '"id": 9'), "several images have the same id"),
