@@ -114,6 +114,6 @@ def bench_train(
 def _report(row: dict[str, Any], text: str, record: Path | None) -> None:
     from peclr_dali.bench.rows import append
 
-    if record is not None:  # first, since the terminal may be gone
-        append(record, row)
     click.echo(text)
+    if record is not None:
+        append(record, row)

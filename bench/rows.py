@@ -37,16 +37,11 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def append(file: Path, row: Row) -> None:
-    """Add a row to a file. Several processes may append at once. If it fails, the row is in the error's notes."""
-    line = f"{json.dumps(row)}\n"
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a") as opened:
-            fcntl.flock(opened, fcntl.LOCK_EX)
-            opened.write(line)
-    except OSError as error:
-        error.add_note(f"The row is: {line}")
-        raise
+    """Add a row to a file. Several processes may append at once."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        opened.write(f"{json.dumps(row)}\n")
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:

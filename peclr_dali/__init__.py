@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from peclr_dali.models.equivariance import undo_view
-    from peclr_dali.models.nt_xent import NTXent
+    from peclr_dali.models.nt_xent import AnchorLoss, NTXent
     from peclr_dali.pipelines.batch import Batch, View
     from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
     from peclr_dali.pipelines.loader.epoch_loader import EpochLoader, make_loader
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "AnchorLoss",
     "AppearanceConfig",
     "Batch",
     "ColourConfig",
@@ -43,7 +44,7 @@ __all__ = [
 
 _FOLDERS = {
     "models.equivariance": ("undo_view",),
-    "models.nt_xent": ("NTXent",),
+    "models.nt_xent": ("AnchorLoss", "NTXent"),
     "pipelines.batch": ("Batch", "View"),
     "pipelines.config": ("DataConfig", "PipelinesConfig"),
     "pipelines.loader.epoch_loader": ("EpochLoader", "make_loader"),

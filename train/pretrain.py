@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from peclr_dali.errors import UserError
-from peclr_dali.models.config import NT_XENT, EncoderConfig, LossConfig
+from peclr_dali.models.config import NT_XENT, EncoderConfig
 from peclr_dali.models.equivariance import build_undo
 from peclr_dali.models.network import ContrastiveNetwork, build_network, health
 from peclr_dali.models.nt_xent import NTXent, loss_at_chance
@@ -40,13 +41,15 @@ Loss = Callable[[Tensor], Tensor]
 def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None) -> RunFolder:
     """Pre-train an encoder as configured. Under torchrun, every rank calls this. See `Trainer.run`.
 
-    A `loss` takes the place of NT-Xent. `loss.name` becomes its name, so a run is not continued with another loss.
+    A `loss` takes the place of NT-Xent. `loss.name` becomes the function's name or the object's `repr`, so a run is not
+    continued with a loss of another name or other settings.
 
     Raises:
         UserError: as in `Trainer.run`, or `loss.name` is that of a loss that is not given.
     """
     if loss is not None:
-        config = replace(config, loss=LossConfig(getattr(loss, "__name__", type(loss).__name__)))
+        name = getattr(loss, "__name__", None) or re.sub(" at 0x[0-9a-f]+", "", repr(loss))
+        config = replace(config, loss=replace(config.loss, name=name))
     elif config.loss.name != NT_XENT:
         raise UserError(f"loss.name = {config.loss.name!r}: expected {NT_XENT!r}; `pretrain` of Python takes others")
     return Trainer(config, resume, partial(Pretraining, loss=loss)).run()

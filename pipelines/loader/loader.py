@@ -198,6 +198,7 @@ class Loader:
         return False
 
     def _make_batches(self) -> Iterator[Batch]:
+        # DALI pulls the chunks while this thread waits for its outputs. All renderers share the first one's decoder.
         decoded = run_chunks(self._renderers[0].build, self.chunks())
         chunks_in_step = -(-len(self._schedule.rows) // self._rows_in_chunk)
         for step in self._schedule.steps():
@@ -229,10 +230,10 @@ class Loader:
     def chunks(self) -> Iterator[Chunk]:
         """Read and plan the chunks of all steps, as many at once as there are threads, and yield them in order."""
         positions = self._positions()
-        reading = deque(self._readers.submit(self._read, one) for one in islice(positions, self.settings.threads))
+        reading = deque(self._readers.submit(self._prepare, one) for one in islice(positions, self.settings.threads))
         while reading and not self._stop.is_set():
             chunk = reading.popleft().result()
-            reading.extend(self._readers.submit(self._read, one) for one in islice(positions, 1))
+            reading.extend(self._readers.submit(self._prepare, one) for one in islice(positions, 1))
             yield chunk
 
     def _positions(self) -> Iterator[IntArray]:
@@ -241,7 +242,7 @@ class Loader:
             positions = self._schedule.rows.positions(step)
             yield from np.array_split(positions, -(-len(positions) // self._rows_in_chunk))
 
-    def _read(self, positions: IntArray) -> Chunk:
+    def _prepare(self, positions: IntArray) -> Chunk:
         return self._plan(self._reader.read(Chunk(positions)))
 
     @cached_property
@@ -266,7 +267,7 @@ class Loader:
                 raise RuntimeError(f"DALI failed on a batch of which every file decodes: positions {chunk.positions}")
             for sample in failing:
                 self.quarantine.add(sample, self._index.path(sample), "its compressed data does not decode")
-            ((chunk, outputs),) = run_chunks(self._renderers[0].build, iter([self._read(chunk.positions)]))
+            ((chunk, outputs),) = run_chunks(self._renderers[0].build, iter([self._prepare(chunk.positions)]))
         return chunk, outputs
 
     def _empty_batch(self, step: int) -> Batch:

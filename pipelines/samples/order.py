@@ -114,14 +114,7 @@ class MixtureOrder(Order):
         length: places in an epoch, whole batches.
     """
 
-    def __init__(
-        self,
-        counts: Sequence[int],
-        rows: Sequence[int],
-        length: int,
-        *,
-        seed: int,
-    ) -> None:
+    def __init__(self, counts: Sequence[int], rows: Sequence[int], length: int, *, seed: int) -> None:
         self._batch = sum(rows)
         if length <= 0 or length % self._batch:
             raise ValueError(f"an epoch of {length} places is not one of whole batches of {self._batch}")

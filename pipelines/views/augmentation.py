@@ -29,10 +29,10 @@ class GeometryConfig:
         scale: range of the scale.
         scale_is: whether scale 2 shows the hand twice as large ("magnification") or twice the margin ("margin").
         crop_probability: probability that a view shows only a random square of the canonical view (the paper's study).
-            The crop is part of the affine map, so the loss undoes it.
+            The crop is part of the affine map, so it is undone too.
         crop_side_frac: range of the square's side, as a fraction of the canonical view's side. The square lies inside.
         flip_probability: probability that a view is flipped left for right, after the crop and before the rotation. The
-            flip is part of the affine map, so the loss undoes it. Keypoints keep their names.
+            flip is part of the affine map, so it is undone too. Keypoints keep their names.
         fill: pixels outside the source image: a grey value in [0, 255], or "edge" to repeat the border.
         antialias: if a view is smaller than its source, sample a halved source (mip map). False: always the source.
     """

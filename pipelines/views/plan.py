@@ -1,7 +1,7 @@
 """Plans the views of N samples before they are decoded: matrices, halvings, and regions to decode.
 
 The plan follows from the files' headers, the boxes and the draws. The matrix that warps the pixels, transforms the
-keypoints and is undone by the loss comes from this plan, wherever pixels are made; no other code composes matrices.
+keypoints and is undone in the embeddings comes from this plan; no other code composes matrices.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def plan_views(
     halvings = np.zeros((len(views), len(box)), np.int64)
     for halved, view, geometry in zip(halvings, views, geometries, strict=True):
         if geometry.antialias:
-            halved[:] = count_halvings(size_px, view.shrink)
+            halved[:] = count_halvings(size_px, view.magnification)
     to_upright = stored_to_upright_px(size_px, orientation)
     stored_to_view = [_after(view.source_to_view_px, to_upright) for view in views]
     start_px, shape_px = find_regions(size_px, stored_to_view, halvings.max(axis=0), sides_px, croppable)
@@ -132,7 +132,7 @@ class _Composed(NamedTuple):
 
     matrix: DoubleArray
     source_to_view_px: DoubleArray
-    shrink: DoubleArray
+    magnification: DoubleArray
 
 
 def _compose(box: DoubleArray, table: DoubleArray, side_px: int, mirror: BoolArray | None) -> _Composed:
@@ -171,11 +171,13 @@ def _crop_first(matrix: DoubleArray, magnification: DoubleArray, table: DoubleAr
     return magnification / side
 
 
-def count_halvings(size_px: IntArray, shrink: DoubleArray) -> IntArray:
-    """Number of halvings (N,) of images of sizes (N, 2) for views with magnification `shrink` (N,)."""
+def count_halvings(size_px: IntArray, magnification: DoubleArray) -> IntArray:
+    """Number of halvings (N,) of images of sizes (N, 2) for views with this magnification (N,)."""
     halvings = np.zeros(len(size_px), np.int64)
     for level in range(MAX_HALVINGS):
-        halvings += (shrink < HALVE_BELOW * 0.5**level) & (size_px.min(axis=1) >= 4 * 2**level)  # two pixels remain
+        halvings += (magnification < HALVE_BELOW * 0.5**level) & (
+            size_px.min(axis=1) >= 4 * 2**level
+        )  # two pixels remain
     return halvings
 
 
@@ -189,8 +191,8 @@ def most_halvings(box_px: FloatArray, geometry: GeometryConfig) -> int:
     sides = box_px[:, 2]
     if sides.min(initial=1) <= 0:
         return MAX_HALVINGS
-    shrink = np.array([_least_magnification_px(geometry) / sides.max(initial=0)], np.float64)
-    return int(count_halvings(np.full((1, 2), 2**MAX_HALVINGS * 4), shrink)[0])
+    magnification = np.array([_least_magnification_px(geometry) / sides.max(initial=0)], np.float64)
+    return int(count_halvings(np.full((1, 2), 2**MAX_HALVINGS * 4), magnification)[0])
 
 
 def _after(outer: DoubleArray, inner: npt.NDArray[np.number]) -> DoubleArray:

@@ -248,6 +248,7 @@ def embedded(batch: Tensor, rows: slice) -> Tensor:
         ({"embed": lambda batch, rows: embedded(batch, slice(None))}, r"what embed gives has shape \(2, 4, 6\)"),
         ({"embed": lambda batch, rows: embedded(batch, rows).detach()}, "what embed gives has no graph"),
         ({"network": nn.Linear(6, 6)}, "no weight of the network got a gradient"),
+        ({"loss": nn.Linear(6, 1)}, "loss has parameters that would get no gradient"),
         ({"loss": NTXent}, r"loss is the class NTXent: give a loss, such as NTXent\(\)"),
         ({"loss": lambda embeddings: embeddings.sum(2)}, r"what loss gives has shape \(2, 4\), expected \(\)"),
         ({"loss": lambda embeddings: embeddings.detach().sum()}, "what loss gives has no graph to the embeddings"),

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from peclr_dali.errors import UserError
+from peclr_dali.models.nt_xent import NTXent
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pretrain import pretrain
@@ -48,6 +49,10 @@ def test_a_loss_of_ones_own_trains(images: Path, tmp_path: Path) -> None:
             pretrain(config, "auto")
         with pytest.raises(UserError, match=r"loss\.name = 'distance': expected 'nt_xent'"):
             pretrain(load_config(Config, [folder.config_file], []), "auto")
+        other = load_config(Config, [], tiny_run.settings(images, tmp_path / "other", "train.epochs=2"))
+        pretrain(other, loss=NTXent(temperature=0.5))
+        with pytest.raises(UserError, match=r"was 'NTXent\(temperature=0.5\)', is now 'NTXent\(temperature=5.0\)'"):
+            pretrain(other, "auto", loss=NTXent(temperature=5.0))
 
 
 def test_a_row_of_metrics_waits_twice(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

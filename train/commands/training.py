@@ -135,4 +135,5 @@ def _resolve(
 
 def _show_loss(folder: RunFolder) -> None:
     if rows := folder.read_metrics():  # there are none of a run that has finished before and whose rows are gone
-        say(f"loss {rows[0]['loss']:.3f} -> {rows[-1]['loss']:.3f} in {rows[-1]['step']} steps")
+        before = f"{rows[0]['loss']:.3f} -> " if len(rows) > 1 else ""
+        say(f"loss {before}{rows[-1]['loss']:.3f} in {rows[-1]['step']} steps")

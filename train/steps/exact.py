@@ -98,6 +98,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
             raise ValueError(f"recompute = {self.recompute!r}: expected one of {', '.join(get_args(Recompute))}")
         if isinstance(self.loss, type):
             raise TypeError(f"loss is the class {self.loss.__name__}: give a loss, such as {self.loss.__name__}()")
+        if isinstance(self.loss, torch.nn.Module) and any(p.requires_grad for p in self.loss.parameters()):
+            raise ValueError("loss has parameters that would get no gradient: make them part of the network")
         if self.recompute == "always":
             self.kept_graphs = 0
         elif self.recompute == "never" or self._largest_share == 1:
