@@ -240,6 +240,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of this project: expected the format {FORMAT}, a step, a network's tensors, "
             "and its configuration. Give a file that training wrote"
         )
+    state["config"].get("pose", {}).pop("features", None)  # a former key, which the network in networks/ names
     return dict(state)
 
 
