@@ -55,9 +55,7 @@ def compare_loaders(
     if index.store is not None:
         log.info("packed data: other loaders are left out, since they need single files")
     else:
-        files = checked_files(
-            index, config.geometry.side_px
-        )  # reading also fills the page cache, for all loaders alike
+        files = checked_files(index, config.geometry.side_px)  # it also fills the page cache, for all loaders alike
         for name, peer in offered_peers(files, device).items() if peers else ():
             starts[name] = partial(peer.start, files, available_cores(), batch)
     loaders = len(starts)

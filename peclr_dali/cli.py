@@ -88,7 +88,8 @@ class Commands(click.Group):
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("peclr_dali"):
                 raise
-            _fail(f"{error}. In the checkout, \"pip install '.[all]'\" installs what all commands need")
+            installed = ".venv/bin/python has it, if 'make setup' has run"
+            _fail(f"{error}. In the checkout {installed}; or \"pip install '.[all]'\" installs what all commands need")
         except Exception as error:
             if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
                 _fail(f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path, its permissions and the disk")

@@ -95,13 +95,7 @@ class Loader:
         self.images = images = 1 if self._partners is None else 2
         self.quarantine = Quarantine() if quarantine is None else quarantine
         self.settings = choose_settings(
-            index,
-            config,
-            device,
-            rows=len(rows),
-            images=images,
-            processes_here=processes_here,
-            geometries=geometries,
+            index, config, device, rows=len(rows), images=images, processes_here=processes_here, geometries=geometries
         )
         self._index, self._schedule, self._device = index, schedule, device
         self._stop = threading.Event()

@@ -100,8 +100,8 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
         names: (N,) the images' names in the file: relative to the source's folder, with "/".
 
     Raises:
-        UserError: the file is missing or unreadable or has no box, a box is invalid, its image is unknown, or it is
-            a second one without "hand".
+        UserError: the file is missing or unreadable or has no box of these images, a box is invalid, or it is a second
+            one without "hand".
     """
     read = {".csv": _csv_rows, ".json": _coco_rows}.get(file.suffix.lower())
     if read is None:
@@ -111,15 +111,13 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
         )
     row_of = {plain_name(name): row for row, name in enumerate(names)}
     found: dict[object, tuple[int, bool, npt.NDArray[np.float64], dict[str, npt.NDArray[np.float32]]]] = {}
-    repeated, has_hands = 0, False
+    absent, repeated, has_hands = list[str](), 0, False
     with dataset_file(file, "boxes as CSV, or in COCO's JSON format", "Mend it, or give the path of another file."):
         for row in read(file):
             has_hands, image = row.hand is not None, row_of.get(plain_name(row.name))
             if image is None:
-                raise UserError(
-                    f"{row.where}: there is no image {row.name[:80]!r}; names are relative to the source's folder, "
-                    f"such as {names[0]!r}. Mend the name or remove the box."
-                )
+                absent.append(f"{row.where}: there is no image {row.name[:80]!r}")
+                continue
             if row.hand is not None and row.hand not in _HANDS:
                 raise UserError(f"{row.where}: hand is {row.hand[:80]!r}; expected {', '.join(_HANDS)}. Mend this row.")
             if row.hand in _WITHOUT_BOX:
@@ -132,6 +130,10 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
             repeated += key in found
             numbers = {name: _numbers(row.where, name, cells) for name, cells in row.labels.items()}
             found.setdefault(key, (image, row.hand == "left", edges_px, numbers))
+    if absent and not found:
+        raise UserError(f"{absent[0]}; names are relative to the source's folder, such as {names[0]!r}. Mend them.")
+    if absent:
+        _log.warning("%d boxes of absent images are left out, the first: %s", len(absent), absent[0])
     if not found:
         raise UserError(f"{file}: holds no box. Add boxes, or leave data.box out to use whole images.")
     if repeated:

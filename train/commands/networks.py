@@ -55,12 +55,11 @@ def evaluate(
       python cli.py evaluate runs/finetune --compare runs/from_scratch
       python cli.py evaluate runs/finetune --data /data/freihand --freihand-submission
 
-    RUN is a folder or a checkpoint. The metrics are EPE, AUC, PA-EPE, PA-AUC, 2D EPE and PCK; without depths in the
-    labels, only the last two. It measures on the images that the run held out, or on all images of a part that is not
-    split (data.part=evaluation). -c and --set change the run's configuration. The results are metrics.json, poses.csv
-    with a row per pose, pck.png and worst.png. Intervals are over groups of images: of the bootstrap, of fewer than 20
-    groups Student's t, and of fewer than 3 there is none. They do not include the variation between training runs.
-    Frames of a film are alike, so give --groups. --freihand-submission measures the evaluation part in two passes.
+    RUN is a folder or a checkpoint. It measures on the images that the run held out, or on all images of a part that is
+    not split (data.part=evaluation). The results are metrics.json, poses.csv with a row per pose, pck.png and
+    worst.png. Intervals are over groups of images: of the bootstrap, of fewer than 20 groups Student's t, and of fewer
+    than 3 there is none. They do not include the variation between training runs. Frames of a film are alike, so give
+    --groups.
     """
     from rich.console import Console
 
@@ -125,9 +124,8 @@ def predict(
       python cli.py predict runs/finetune_rn50 photos/ --box boxes.csv
 
     IMAGE is a file or a folder. The poses are written to predictions.json and drawn. Without --box the network sees the
-    whole picture; tools/find_boxes.py finds the boxes of hands. A drawing shows the picture, the network's view, and
-    the pose from the side. Pictures that cannot be read are left out and listed at the end. The exit code is 2 only if
-    no picture can be read. `report --predictions OUT` shows the drawings on one page.
+    whole picture; tools/find_boxes.py finds the boxes of hands. Pictures that cannot be read are left out and listed at
+    the end. The exit code is 2 only if no picture can be read.
     """
     from peclr_dali.train.pose.predict import EXPECTED, FILE
     from peclr_dali.train.pose.predict import predict as run_prediction
@@ -240,10 +238,9 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
 
     SOURCE is a run's folder or a checkpoint. OUT ends in .safetensors or .pth;
     `torchvision.models.resnet50().load_state_dict(..., strict=False)` loads it: only `fc` is missing. For an encoder of
-    timm, the printed line has the call that loads it; with --keys vitpose, the call that builds ViTPose's ViT, as of
-    HaMeR. --onnx writes a fine-tuned network with its head, and compares onnxruntime's results with torch's. Beside
-    each file a .json says how it was trained. The checkpoint is the newest in a pre-training run's folder, the best
-    on validation (best/) in a fine-tuning run's.
+    timm, the printed line has the call that loads it; with --keys vitpose, the call that builds ViTPose's ViT. --onnx
+    compares onnxruntime's results with torch's. Beside each file a .json says how it was trained. The checkpoint is the
+    newest in a pre-training run's folder, the best on validation (best/) in a fine-tuning run's.
     """
     from peclr_dali.train.weights import card_beside, export_encoder, export_network, export_onnx
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from peclr_dali.train.commands.options import config_options, is_main_rank, run_options, say
+from peclr_dali.train.commands.options import CALL, config_options, is_main_rank, run_options, say
 
 if TYPE_CHECKING:
     from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -50,6 +50,7 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
         _show_loss(folder)
         say(f"what the network saw: {folder.views_picture}")
         say(f"how the loss fell:    {folder.loss_picture}")
+        say(f"all on one page:      {CALL} report {folder.root}")
 
 
 @click.command()

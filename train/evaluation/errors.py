@@ -121,13 +121,8 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
     """
     margins = {(one.source, one.root): one.box_margin for one in run.config.data}
     sources = tuple(replace(one, box_margin=margins.get((one.source, one.root), run.box_margin)) for one in config.data)
-    return replace(
-        config,
-        data=sources,
-        geometry=run.config.geometry,
-        pose=run.config.pose,
-        encoder=run.config.encoder,
-    )
+    network = run.config
+    return replace(config, data=sources, geometry=network.geometry, pose=network.pose, encoder=network.encoder)
 
 
 def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:

@@ -190,11 +190,7 @@ class Errors:
 
 
 def errors_of(
-    poses: Poses,
-    labels: PoseLabels,
-    *,
-    unreadable: npt.NDArray[np.bool_] | None = None,
-    proper_rotation: bool = False,
+    poses: Poses, labels: PoseLabels, *, unreadable: npt.NDArray[np.bool_] | None = None, proper_rotation: bool = False
 ) -> Errors:
     """Compute the errors of predictions for N images, given their labels, row by row; arguments as `pose_tables`.
 
@@ -228,7 +224,5 @@ def errors_of(
         tables = {"pa_epe_px": tables["pa_epe_cm"] / 100}
     tables["epe_px"] = pixel_errors(keypoints_px, true_px, valid=known_px & usable[:, None])
     return Errors(
-        {name: table for name, table in tables.items() if not np.isnan(table).all()},
-        int(usable.sum()),
-        left_out,
+        {name: table for name, table in tables.items() if not np.isnan(table).all()}, int(usable.sum()), left_out
     )

@@ -40,10 +40,6 @@ from peclr_dali.writing import require_own_results, write_text
 Box = tuple[float, float, float, float]
 Cameras = npt.NDArray[np.float32]
 
-FOCAL_RANGE_PX: Final = (LEAST_FOCAL_PX, 1e6)
-"""Range of focal lengths. A smaller one is probably in picture widths or millimetres. No other entry of the matrix may
-be larger than the maximum, so that float32 can invert it."""
-
 FILE: Final = "predictions.json"
 EXPECTED: Final = f"JPEG, PNG, WebP, TIFF or BMP of {MIN_PIXELS} to {MAX_PIXELS:,} pixels"
 _AT_ONCE: Final = 8
@@ -216,13 +212,13 @@ def read_intrinsics(file: Path) -> Cameras:
     if (
         camera is None
         or camera.shape != (3, 3)
-        or not (np.abs(camera) < FOCAL_RANGE_PX[1]).all()
+        or not (np.abs(camera) < 1e6).all()  # float32 can invert it
         or [*camera[2], camera[1, 0]] != [0, 0, 1, 0]
-        or camera.diagonal()[:2].min() < FOCAL_RANGE_PX[0]
+        or camera.diagonal()[:2].min() < LEAST_FOCAL_PX
     ):
         raise UserError(
             f"{file} holds no camera matrix in pixels: expected a single one for all pictures, [[fx, s, cx], "
-            f"[0, fy, cy], [0, 0, 1]], with fx and fy of at least {FOCAL_RANGE_PX[0]:g} pixels"
+            f"[0, fy, cy], [0, 0, 1]], with fx and fy of at least {LEAST_FOCAL_PX:g} pixels"
         )
     return camera.astype(np.float32)
 

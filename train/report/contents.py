@@ -13,6 +13,7 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pose.metrics import CONSTANTS, METRICS, Metric, constants_in_words
 from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.runs.meter import errors_in_words
 
 NO_INTERVAL: Final = "no interval: too few groups"
 
@@ -130,6 +131,18 @@ def _cell(interval: Mapping[str, float | None], metric: Metric, *, signed: bool 
 def as_text(value: float, metric: Metric, *, signed: bool = False) -> str:
     """A value with the metric's number of decimals."""
     return f"{value:{'+' if signed else ''}.{metric.decimals}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def of_pretraining(runs: Sequence[Run]) -> list[str]:
+    """The loss and the probe of each run of pre-training, at the start and at the end."""
+    sentences = []
+    for run in (run for run in runs if run.kind == "pre-training"):
+        words = f"“{run.name}”: loss {run.rows[0]['loss']:.2f} at first, {run.rows[-1]['loss']:.2f} at the end"
+        if run.validations:
+            before, after = (errors_in_words(run.validations[at]) for at in (0, -1))
+            words += f"; keypoints from its frozen features, at first: {before}, at the end: {after}"
+        sentences.append(f"{words}.")
+    return sentences
 
 
 def in_words(found: Measured) -> list[str]:

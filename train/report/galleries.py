@@ -159,5 +159,5 @@ def _neighbours(encoders: Sequence[Encoder], index: Index, run: Run) -> list[Pic
         nearest = [others[np.argsort(-of[others] @ of[query], kind="stable")[:COUNT]] for of in directions]
         lines = [np.hstack([shown(place, SIDE_PX) for place in of_encoder]) for of_encoder in nearest]
         picture = np.hstack([shown(query, 2 * SIDE_PX + GAP_PX), np.vstack(lines)])
-        pictures.append(jpeg(picture[:-GAP_PX, :-GAP_PX]))
+        pictures.append(jpeg(picture[:-GAP_PX, :-GAP_PX], "Above: before. Below: after."))
     return pictures

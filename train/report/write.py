@@ -40,7 +40,7 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
     )  # fmt: skip
     page = environment.get_template("page.html").render(
         title=title or _title(read) or f"Predictions in {predictions}",
-        lead=contents.in_words(found) if found else [],
+        lead=contents.in_words(found) if found else contents.of_pretraining(read),
         rendered=any((Path(source.root) / "dataset.json").exists() for run in read for source in run.config.data),
         measured=found,
         table=contents.table(found) if found else [],
@@ -68,9 +68,11 @@ def _title(runs: Sequence[Run]) -> str:
 
 def _summary(run: Run) -> str:
     config, last = run.config, run.rows[-1]
-    images_per_s, waited = (float(np.median([row[key] for row in run.rows])) for key in ("images_per_s", "wait_share"))
+    speed, waited = (float(np.median([row[key] for row in run.rows])) for key in ("images_per_s", "wait_share"))
+    steps = np.diff([0, *(row["step"] for row in run.rows)])
+    minutes = config.train.batch * sum(steps / [row["images_per_s"] for row in run.rows]) / 60
     return (
         f"{run.folder.root}: {config.encoder.name} from {config.encoder.weights}, {last['step']} steps of "
-        f"{config.train.batch} images ({last['epoch']:.3g} epochs), {images_per_s:.0f} images/s; "
-        f"{waited:.1%} of the time the loop waited for data."
+        f"{config.train.batch} images ({last['epoch']:.3g} epochs) in {minutes:.1f} minutes, {speed:.0f} images/s and "
+        f"{waited:.1%} of the time waiting for data (medians)."
     )

@@ -16,6 +16,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.boxes import read_boxes
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.skeleton import HAND
 from tests.pipelines.sources.layouts import one_line, write_image
@@ -184,7 +185,7 @@ PLAIN = "file,x0,y0,x1,y1\n"
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("b.csv", PLAIN + "c.jpg,0,0,9,9\nz.jpg,0,0,9,9\n", "line 3: there is no image 'z.jpg'.*such as 'a.jpg'"),
+        ("b.csv", PLAIN + "y.jpg,0,0,9,9\nz.jpg,0,0,9,9\n", "line 2: there is no image 'y.jpg'.*such as 'a.jpg'"),
         ("b.csv", PLAIN + "c.jpg,0,0,9,9\nc.jpg,0,0,9,9\n", "line 3: a second box for 'c.jpg'"),
         ("b.csv", PLAIN + "c.jpg,0,0,9\n", r"line 2: \['0', '0', '9', ''\] is not a box"),
         ("b.csv", PLAIN + "c.jpg,9,0,9,9\n", "line 2: .* is not a box"),
@@ -209,6 +210,15 @@ def test_wrong_boxes_end_in_one_line(root: Path, name: str, text: str | bytes | 
         boxes.write_bytes(text if isinstance(text, bytes) else text.encode())
     with one_line(message, boxes):
         load_folder(DataConfig("folder", str(root), box=str(boxes)))
+
+
+def test_boxes_of_absent_images_are_counted(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / "boxes.csv").write_text(PLAIN + "z.jpg,0,0,9,9\nc.jpg,0,0,9,9\nnone/a.jpg,0,0,9,9\n")
+    boxes = read_boxes(root / "boxes.csv", ["a.jpg", "c.jpg"])
+    assert (boxes.image.tolist(), boxes.box_px.tolist()) == ([1], [[4.5, 4.5, 9.0]])
+    assert re.search(
+        r"2 boxes of absent images are left out, the first: .*line 2: there is no image 'z.jpg'", caplog.text
+    )
 
 
 def test_names_are_compared_in_one_form_of_unicode(root: Path) -> None:

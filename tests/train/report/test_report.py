@@ -30,7 +30,7 @@ from peclr_dali.train.pose.metrics import METRICS
 from peclr_dali.train.pose.predict import predict
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.report.charts import charts
-from peclr_dali.train.report.contents import Measured, as_text, in_words, read_runs, table
+from peclr_dali.train.report.contents import Measured, as_text, in_words, of_pretraining, read_runs, table
 from peclr_dali.train.report.galleries import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours
 from peclr_dali.train.report.write import write_report
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
@@ -257,7 +257,17 @@ def test_one_run_is_summed_up_by_its_errors_and_by_the_constants_that_beat_it(fo
 def test_a_run_alone_and_a_run_that_was_never_measured(folder: Path) -> None:
     out = folder / "alone.html"
     write_report([folder / "pre"], out)
-    assert Page(out.read_text()).words["h2"] == ["Pre-training", "What the network saw", NEIGHBOURS, "The runs"]
+    page = Page(out.read_text())
+    assert page.words["h2"] == ["Pre-training", "What the network saw", NEIGHBOURS, "The runs"]
+    (run,) = read_runs([folder / "pre"])
+    assert (
+        page.words["p"][0] == f"“pre”: loss {run.rows[0]['loss']:.2f} at first, {run.rows[-1]['loss']:.2f} at the end."
+    )
+    probes = [{"step": step, "epe_px_of_224": 50.0 / step, "constant_epe_px_of_224": 40.0} for step in (1, 2)]
+    assert of_pretraining([replace(run, validations=probes)])[0].endswith(
+        "frozen features, at first: 2D EPE 50.00 px of 224 (a constant: 40.00), at the end: 2D EPE 25.00 px of 224 (a "
+        "constant: 40.00)."
+    )
     write_report([folder / "scratch"], out)
     assert Page(out.read_text()).words["h2"] == ["Fine-tuning", "What the network saw", "Held-out images", "The runs"]
     write_report([folder / "tuned"], out)  # its comparison is with a run that is not asked for
