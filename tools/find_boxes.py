@@ -167,6 +167,7 @@ def main() -> None:
                 file.flush()
                 count.update(row[5] for row in of_image)
     print(f"{args.out}: {', '.join(f'{count[hand]} {hand}' for hand in ('left', 'right', 'none', 'unreadable'))}")
+    print("look at them: 'cli.py views' draws what training sees; it mirrors left hands")
 
 
 if __name__ == "__main__":
