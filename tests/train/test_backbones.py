@@ -18,6 +18,7 @@ from peclr_dali.models.config import EncoderConfig
 from peclr_dali.models.encoders import build_encoder, make_encoder
 from peclr_dali.models.network import IMAGENET_MEAN
 from peclr_dali.models.weights import vitpose_from_timm
+from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pretrain import pretrain
@@ -73,6 +74,20 @@ def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_shipped_configuration_trains_a_vit(run: Path) -> None:
     losses = [row["loss"] for row in tiny_run.rows_of(run)]
     assert losses[-1] < 0.75 * losses[0] < 3, losses
+
+
+@pytest.mark.slow
+def test_its_features_tell_more_of_the_pose(tmp_path: Path) -> None:
+    """The shipped configuration on hands that `make-data` renders, with the demo's views and a tiny ViT."""
+    make_dataset(tmp_path / "hands", poses=300, seed=0)
+    demo = ("data.center_frac=0.45", "geometry.side_px=48", "geometry.scale=[0.8,1.25]", "loss.temperature=0.2",
+            "appearance.colour_drop_probability=0.5", "optim.lr=2e-3", "optim.warmup_epochs=1")  # fmt: skip
+    sizes = ("encoder.name=timm/test_vit", "train.batch=128", "train.micro_batch=128", "train.epochs=6")
+    places = (f"data.root={tmp_path / 'hands'}", f"run.out={tmp_path / 'run'}", "probe.every_epochs=6")
+    folder = pretrain(load_config(Config, [CONFIG], [*demo, *sizes, *places, "train.precision=fp32"]))
+    before, after = (row["epe_px_of_224"] for row in folder.read_validations())
+    assert after < before - 1
+    assert after < folder.read_validations()[0]["constant_epe_px_of_224"] < before
 
 
 def test_hamers_backbone_computes_what_the_exported_vit_does(run: Path, tmp_path: Path) -> None:
