@@ -161,7 +161,7 @@ def model_card(config: Mapping[str, Any], steps: int, checkpoint: Path) -> dict[
         "normalisation": {"pixels": "RGB, 0 to 1", "mean": IMAGENET_MEAN, "deviation": IMAGENET_STD},
         "steps": steps,
         "commit": parse_json(versions.read_bytes())["commit"] if versions.is_file() else "not stated",
-        "licence": {"code": "MIT", "data": "not stated"},
+        "licence": {"code": "MIT", "data": "not stated", "starting weights": "not stated"},
         "configuration": config,
     }
 

@@ -82,8 +82,8 @@ def test_its_features_tell_more_of_the_pose(tmp_path: Path) -> None:
     make_dataset(tmp_path / "hands", poses=300, seed=0)
     demo = ("data.center_frac=0.45", "geometry.side_px=48", "geometry.scale=[0.8,1.25]", "loss.temperature=0.2",
             "appearance.colour_drop_probability=0.5", "optim.lr=2e-3", "optim.warmup_epochs=1")  # fmt: skip
-    sizes = ("encoder.name=timm/test_vit", "train.batch=128", "train.micro_batch=128", "train.epochs=6")
-    places = (f"data.root={tmp_path / 'hands'}", f"run.out={tmp_path / 'run'}", "probe.every_epochs=6")
+    sizes = ("encoder.name=timm/test_vit", "train.batch=128", "train.micro_batch=128", "train.epochs=10")
+    places = (f"data.root={tmp_path / 'hands'}", f"run.out={tmp_path / 'run'}", "probe.every_epochs=10")
     folder = pretrain(load_config(Config, [CONFIG], [*demo, *sizes, *places, "train.precision=fp32"]))
     before, after = (row["epe_px_of_224"] for row in folder.read_validations())
     assert after < before - 1
