@@ -139,8 +139,10 @@ def of_pretraining(runs: Sequence[Run]) -> list[str]:
     for run in (run for run in runs if run.kind == "pre-training"):
         words = f"“{run.name}”: loss {run.rows[0]['loss']:.2f} at first, {run.rows[-1]['loss']:.2f} at the end"
         if run.validations:
-            before, after = (errors_in_words(run.validations[at]) for at in (0, -1))
-            words += f"; keypoints from its frozen features, at first: {before}, at the end: {after}"
+            probes = [
+                f"step {row['step']}: {errors_in_words(row)}" for row in (run.validations[0], run.validations[-1])
+            ]
+            words += f"; keypoints from its frozen features, {' and '.join(probes)}"
         sentences.append(f"{words}.")
     return sentences
 

@@ -265,7 +265,7 @@ def test_a_run_alone_and_a_run_that_was_never_measured(folder: Path) -> None:
     )
     probes = [{"step": step, "epe_px_of_224": 50.0 / step, "constant_epe_px_of_224": 40.0} for step in (1, 2)]
     assert of_pretraining([replace(run, validations=probes)])[0].endswith(
-        "frozen features, at first: 2D EPE 50.00 px of 224 (a constant: 40.00), at the end: 2D EPE 25.00 px of 224 (a "
+        "frozen features, step 1: 2D EPE 50.00 px of 224 (a constant: 40.00) and step 2: 2D EPE 25.00 px of 224 (a "
         "constant: 40.00)."
     )
     write_report([folder / "scratch"], out)
