@@ -56,10 +56,6 @@ class NTXent(AnchorLoss):
 
     Attributes:
         temperature: divides the cosine. The default is the authors' value; the paper gives none.
-
-    Example:
-        >>> NTXent()(torch.eye(4).expand(2, 4, 4))  # aligned and orthogonal: ln(1 + 6 exp(-2))
-        tensor(0.5944)
     """
 
     temperature: Positive = 0.5

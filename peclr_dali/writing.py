@@ -48,8 +48,10 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(part)):
             error.filename = str(path)
+        if "inline_container" in str(error):
+            error = OSError(errno.ENOSPC, "torch could not write all of it", str(path))
         error.add_note(f"{path} was not written")
-        raise
+        raise error
 
 
 def write_bytes(path: Path, data: bytes | memoryview, *, durable: bool = True) -> None:

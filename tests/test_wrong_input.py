@@ -128,6 +128,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["export", "{root}/run", "{root}/e.pth", "--pose", "{root}/p.pth"],
         ["{root}/p.pth", ".safetensors"],
     ),
+    "an export over its own source": (
+        ["export", "{root}/run/" + STEP, "{root}/run/../run/" + STEP, "--force"],
+        ["is named twice"],
+    ),
     "convert from a device": (["convert", "/dev/zero", "{root}/new.pth"], ["'/dev/zero' is no file", "expected"]),
 }
 
@@ -166,8 +170,10 @@ def test_too_many_ranks_are_refused_before_any_rank_waits(
 def test_a_wrong_environment_is_one_line(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("RANK", "1")
-    assert run_cli(*(word.format(root=root) for word in pretrain())) == 2
-    error = capsys.readouterr().err
-    assert "error: rank = 1 and world_size = 1 (RANK and WORLD_SIZE in the environment)" in error
-    assert error.count("\n") == 1
+    for rank, message in (("1", "rank = 1 and world_size = 1 (RANK and WORLD_SIZE in the environment)"),
+                          ("abc", "RANK = 'abc': expected a number")):  # fmt: skip
+        monkeypatch.setenv("RANK", rank)
+        assert run_cli(*(word.format(root=root) for word in pretrain())) == 2
+        error = capsys.readouterr().err
+        assert f"error: {message}" in error
+        assert error.count("\n") == 1

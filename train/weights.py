@@ -22,7 +22,7 @@ from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.models.encoders import build_encoder, make_encoder
 from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
 from peclr_dali.models.pose import PoseNetwork
-from peclr_dali.models.weights import encoder_state, load_strictly
+from peclr_dali.models.weights import load_strictly
 from peclr_dali.parsing import or_shipped, parse_json
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.load import to_dict
@@ -132,9 +132,9 @@ def export_encoder(source: Path, out: Path, *, keys: Literal["vitpose"] | None =
     path = find_checkpoint(source, "the folder of a run, with checkpoints/ in it, or a checkpoint")
     saved = load_checkpoint(path)
     name, side_px = saved["config"]["encoder"]["name"], saved["config"]["geometry"]["side_px"]
-    with torch.device("meta"):  # only names
-        encoder = make_encoder(name, side_px)
-    state = encoder_state(saved["network"], encoder.library_state_dict(), str(path))
+    encoder = make_encoder(name, side_px)
+    encoder.load_weights(saved["network"], str(path), name)
+    state = encoder.library_state_dict()
     card, note = model_card(saved["config"], saved["step"], path), encoder.note_on_file(out)
     if keys == "vitpose":
         state, note = weights.vitpose_from_timm(state), _vitpose_note(encoder.network)

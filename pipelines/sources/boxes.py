@@ -152,8 +152,13 @@ def column_of(file: Path, column: str) -> dict[str, str] | None:
     """A column of a CSV for `read_boxes`, such as the person: image (`plain_name`) -> text; None if there is none."""
     if file.suffix.lower() != ".csv":
         return None
-    rows = [row for _, row in csv_rows(file, _COLUMNS)]
-    return {plain_name(row["file"]): row[column] for row in rows} if rows and column in rows[0] else None
+    found: dict[str, str] = {}
+    for where, row in csv_rows(file, _COLUMNS):
+        if column.lower() not in row:
+            return None
+        if found.setdefault(plain_name(row["file"]), row[column.lower()]) != row[column.lower()]:
+            raise UserError(f"{where}: another {column!r} for a hand of the same image; expected one for each image.")
+    return found
 
 
 def _csv_rows(file: Path) -> Iterator[_Row]:
@@ -204,9 +209,12 @@ def _numbers(where: str, name: str, cells: Sequence[str]) -> npt.NDArray[np.floa
     if not any(cells):
         return np.full(len(cells), np.nan, np.float32)
     values = as_numbers(cells)
-    if values is None or not (np.abs(values) < _LARGEST).all():
+    fractions = name == "keypoints_px" and values is not None and np.abs(values).max() <= 1
+    if values is None or fractions or not (np.abs(values) < _LARGEST).all():
         columns = f"{_LABELS[name][0]} to {_LABELS[name][-1]}"
-        raise UserError(f"{where}: {str(list(cells))[:80]}; expected {len(cells)} numbers in {columns}. Mend it.")
+        raise UserError(
+            f"{where}: {str(list(cells))[:80]}; expected {len(cells)} numbers in {columns}, no fractions. Mend it."
+        )
     return values.astype(np.float32)
 
 

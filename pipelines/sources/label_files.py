@@ -97,7 +97,7 @@ def csv_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str
     """
     text = file.read_bytes().decode("utf-8-sig", errors="surrogateescape")  # names need not be in UTF-8
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header = [cell.strip() for cell in next(lines, [])]
+    header = [cell.strip().lower() for cell in next(lines, [])]
     if twice := [name for name in header if name and header.count(name) > 1]:
         raise UserError(f"{file}: line 1 has the column {twice[0]!r} twice; expected each once. Remove one.")
     if not {*header} >= {*columns}:

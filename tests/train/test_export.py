@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 
+from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.train import weights
 from peclr_dali.train.config.load import to_dict
@@ -53,6 +54,11 @@ def test_the_encoder_is_that_of_the_network_that_is_exported(run: Path, tmp_path
         torch.testing.assert_close(torch.load(out, weights_only=True), wanted, rtol=0, atol=0)
     shutil.rmtree(tmp_path / "best")
     assert str(newest) in export_encoder(tmp_path, out)
+    for name in [name for name in later if "layer4" in name]:
+        del later[name]
+    write_checkpoint(tmp_path / "part.pt", 9, {"config": to_dict(best.config), "network": later})
+    with pytest.raises(UserError, match=r"part.pt does not fit encoder.name = 'resnet18': .*layer4"):
+        export_encoder(tmp_path / "part.pt", out)
 
 
 def test_a_network_in_one_small_file_is_taken_as_a_run(run: Path, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def evaluate(
     if submission:
         if any(override.startswith("data.part=") for override in overrides):
             raise UserError("--freihand-submission takes data.part = 'evaluation': leave --set data.part=... out")
-        settings += ["data.part=evaluation", "data.split=all", "data.box=center"]
+        settings += ["data.box=center"]
         crop = crop or "two-pass"
     settings += overrides
     with progress_bar("poses") as progress:
@@ -250,15 +250,15 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
             "export needs a file to write: OUT for the encoder (--keys is for it alone), or --onnx OUT.onnx or --pose "
             "OUT.safetensors for the pose network"
         )
-    if len({file.absolute() for file in (source, *files)}) <= len(files):
+    if len({file.resolve() for file in (source, *files)}) <= len(files):
         raise UserError(f"{files[-1]}: is named twice, and one file would replace another: name another")
     for file, endings in ((out, (".safetensors", ".pth")), (onnx, (".onnx",)), (pose, (".safetensors",))):
         if file is not None:  # before the first is written
             require_ending(file, *endings)
     require_new(*files, *map(card_beside, files), force=force)
-    if out is not None:
-        say(f"{out}: {export_encoder(source, out, **options)}")
     if onnx is not None:
         say(f"{onnx}: {export_onnx(source, onnx)}")
     if pose is not None:
         say(f"{pose}: {export_network(source, pose)}")
+    if out is not None:
+        say(f"{out}: {export_encoder(source, out, **options)}")

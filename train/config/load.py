@@ -135,8 +135,9 @@ def load_config(
         raise UserError(_explain(kind, error, layers)) from error
     taken = dict(flatten(to_dict(config)))
     for key, value in flatten(values):
-        if isinstance(value, bool) and not isinstance(taken[key], bool):  # for pydantic, true is the number 1
-            raise UserError(f"{_origin(layers, key)}{key} = {str(value).lower()}: input should be a number")
+        flags = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, bool)]
+        if flags and not isinstance(taken[key], bool):  # for pydantic, true is the number 1
+            raise UserError(f"{_origin(layers, key)}{key} = {value}: input should be a number")
         if isinstance(value, str) and is_left_to_shell(value):
             raise UserError(f"{_origin(layers, key)}{key} = {value!r}: ~ and $NAME are not replaced here; write it out")
     return config

@@ -88,6 +88,9 @@ def evaluate(
     folder = out or (source if source.is_dir() else source.parent) / "evaluation"
     refuse_among_images(folder, config.data)
     require_own_results(folder, [*RESULTS, *(SUBMISSION if submission else [])], force=force)
+    if submission:  # of every image, whatever the run left out
+        every = partial(dataclasses.replace, part="evaluation", split="all", label_fraction=1.0, bad_list=None)
+        config = dataclasses.replace(config, data=tuple(map(every, config.data)))
     world = single_process(config.train.device)
     index = load_index(config.data)
     index = index if groups is None else grouped(index, groups, config.data)

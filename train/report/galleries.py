@@ -64,9 +64,8 @@ def jpeg(picture: Image, caption: str = "") -> Picture:
 
 def galleries(runs: Sequence[Run], found: Measured | None, predicted: Path | None) -> list[Section]:
     """All pictures but charts: of the first run of each kind, of the measured run, and of a folder of `predict`."""
-    pretrained, tuned = (
-        next((run for run in runs if run.kind == kind), None) for kind in ("pre-training", "fine-tuning")
-    )
+    first_of = {run.kind: run for run in reversed(runs)}
+    pretrained, tuned = first_of.get("pre-training"), first_of.get("fine-tuning")
     parts, sections = "label · prediction · both from the side, the label in grey", list[Section]()
     if (seen := pretrained or tuned) is not None:
         side_px = shown_side_px(seen.config.geometry.side_px)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from peclr_dali.errors import UserError, in_one_line
+from peclr_dali.models.config import encoder_class
 from peclr_dali.models.weights import is_safetensors, require_finite
 from peclr_dali.parsing import or_shipped, parse_json
 from peclr_dali.writing import whole_file
@@ -231,16 +232,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     try:
         about = [state["config"]["encoder"]["name"], state["config"]["geometry"]["side_px"], state["step"]]
-        is_ours = state["format"] == FORMAT and list(map(type, about)) == [str, int, int]
+        is_ours = state["format"] == FORMAT and list(map(type, about)) == [str, int, int] and encoder_class(about[0])
         require_finite(dict(state["network"]), str(path))
+        state["config"].get("pose", {}).pop("features", None)  # a former key, which the network in networks/ names
     except (LookupError, TypeError, ValueError, AttributeError):
         is_ours = False
     if not is_ours:
-        raise UserError(
-            f"{path} is not a checkpoint of this project: expected the format {FORMAT}, a step, a network's tensors, "
-            "and its configuration. Give a file that training wrote"
-        )
-    state["config"].get("pose", {}).pop("features", None)  # a former key, which the network in networks/ names
+        raise UserError(f"{path} is not a checkpoint of this project: expected format {FORMAT}, as training writes it")
     return dict(state)
 
 

@@ -73,13 +73,6 @@ class ExactStep(MicroBatchStep, Generic[B]):
             a probe beside a `StepGraph`.
         kept_graphs: number of micro-batches whose graphs a rank keeps, the last ones, the same on all ranks. The others
             are computed twice. None until "auto" has measured, in the first call.
-
-    Example:
-        >>> def embed(images, rows):  # images (N, V, C, H, W)
-        ...     views = images[rows].transpose(0, 1)
-        ...     return network(views.flatten(0, 1)).unflatten(0, views.shape[:2])
-        >>> step = ExactStep(network, embed, NTXent(), batch=2048, micro_batch=128)
-        >>> loss = step(images).loss  # and the gradient is in .grad
     """
 
     embed: Callable[[B, slice], Tensor]

@@ -59,7 +59,7 @@ def test_each_hand_is_a_sample_and_the_rest_is_left_out(
 ) -> None:
     caplog.set_level(logging.INFO)
     boxes = root / f"boxes.{form}"
-    boxes.write_text(start + (HANDS if form == "csv" else json.dumps(COCO)))
+    boxes.write_text(start + (HANDS.replace("hand", "Hand", 1) if form == "csv" else json.dumps(COCO)))
     index = load_folder(DataConfig("folder", str(root), box=str(boxes)))
     assert index.paths == ["b.jpg", "b.jpg", "c.jpg"]
     np.testing.assert_array_equal(index.box_px, np.array([(55, 20, 20), (25, 15, 30), (10, 10, 10)], np.float32))
@@ -111,6 +111,10 @@ def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path, root:
     assert keypoints_px is not None
     assert np.isnan(keypoints_px[0]).all()
     np.testing.assert_allclose(keypoints_px[1], [20.0, 30.0] + np.arange(21)[:, None], atol=0.06)
+    fractions = [*whole[:6], *["0.5"] * 42]
+    boxes.write_text("\n".join(map(",".join, [COLUMNS, fractions])))
+    with pytest.raises(UserError, match=r"line 2: .*expected 42 numbers in .*, no fractions"):
+        load_folder(DataConfig("folder", str(root), box=str(boxes)))
     for cell in ("x", "", "inf", "1e300"):
         boxes.write_text("\n".join(map(",".join, [COLUMNS, [*whole[:-1], cell]])))
         with pytest.raises(UserError, match=r"line 2: .*expected 42 numbers in wrist_x to little_tip_y"):

@@ -16,6 +16,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.subsets import write_bad_list
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config, to_dict
@@ -199,6 +200,9 @@ def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: 
     boxes.write_text(boxes.read_text().replace("pa", ""))
     with pytest.raises(UserError, match="--groups person: no text for a/00"):
         grouped(index, "person", data)
+    boxes.write_text(f"{boxes.read_text()}\n{names[0]},9,9,18,18,somebody")
+    with pytest.raises(UserError, match="line 12: another 'person' for a hand of the same image"):
+        grouped(index, "person", data)
     call(run, tmp_path / "out")
     content = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert {entry["low"] for entry in content["metrics"].values()} == {None}
@@ -253,7 +257,9 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
         rows = json.loads((hands / f"training_{key}.json").read_text())[:5]
         (root / f"evaluation_{key}.json").write_text(json.dumps(rows))
     settings = (f"data.root={root}", "data.part=evaluation", "data.split=all", "data.box=center")
-    done = call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
+    write_bad_list(tmp_path / "bad.jsonl", {"evaluation/rgb/00000001.jpg": "too dark"})
+    some = ("data.label_fraction=0.4", f"data.bad_list={tmp_path / 'bad.jsonl'}", "data.0.part=training")
+    done = call(run, tmp_path / "out", *settings, *some, submission=True, crop="two-pass")
     assert [file.name for file in done.files] == ["pred.json", "pred.zip"]
     with zipfile.ZipFile(tmp_path / "out" / "pred.zip") as archive:
         xyz, vertices = json.loads(archive.read("pred.json"))
