@@ -10,47 +10,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from peclr_dali.errors import UserError
     from peclr_dali.models.equivariance import undo_view
     from peclr_dali.models.nt_xent import AnchorLoss, NTXent
     from peclr_dali.pipelines.batch import Batch, View
     from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
     from peclr_dali.pipelines.loader.epoch_loader import EpochLoader, make_loader
+    from peclr_dali.pipelines.samples.index import Index
     from peclr_dali.pipelines.views.augmentation import AppearanceConfig, ColourConfig, GeometryConfig
     from peclr_dali.train.distributed.world import World, described_world, joined
-    from peclr_dali.train.steps.exact import ExactStep
+    from peclr_dali.train.pretrain import pretrain
+    from peclr_dali.train.steps.exact import ExactStep, keypoints_of_pairs
     from peclr_dali.train.steps.optim import Lars
 
 __version__ = "0.2.0"
 
 __all__ = [
-    "AnchorLoss",
-    "AppearanceConfig",
-    "Batch",
-    "ColourConfig",
-    "DataConfig",
-    "EpochLoader",
-    "ExactStep",
-    "GeometryConfig",
-    "Lars",
-    "NTXent",
-    "PipelinesConfig",
-    "View",
-    "World",
-    "described_world",
-    "joined",
-    "make_loader",
-    "undo_view",
-]
+    "AnchorLoss", "AppearanceConfig", "Batch", "ColourConfig", "DataConfig", "EpochLoader", "ExactStep",
+    "GeometryConfig", "Index", "Lars", "NTXent", "PipelinesConfig", "UserError", "View", "World", "described_world",
+    "joined", "keypoints_of_pairs", "make_loader", "pretrain", "undo_view",
+]  # fmt: skip
 
 _FOLDERS = {
+    "errors": ("UserError",),
     "models.equivariance": ("undo_view",),
     "models.nt_xent": ("AnchorLoss", "NTXent"),
     "pipelines.batch": ("Batch", "View"),
     "pipelines.config": ("DataConfig", "PipelinesConfig"),
     "pipelines.loader.epoch_loader": ("EpochLoader", "make_loader"),
+    "pipelines.samples.index": ("Index",),
     "pipelines.views.augmentation": ("AppearanceConfig", "ColourConfig", "GeometryConfig"),
     "train.distributed.world": ("World", "described_world", "joined"),
-    "train.steps.exact": ("ExactStep",),
+    "train.pretrain": ("pretrain",),
+    "train.steps.exact": ("ExactStep", "keypoints_of_pairs"),
     "train.steps.optim": ("Lars",),
 }
 

@@ -97,7 +97,7 @@ def require_own_results(folder: Path, names: Sequence[str], *, force: bool) -> N
         return
     try:
         found = parse_json(regular(folder / names[0]).read_bytes())
-        ours = isinstance(found, dict) and "checkpoint" in found and len(found) > 1
+        ours = isinstance(found, dict) and "checkpoint" in found and bool(found.keys() & {"constants", "predictions"})
     except (OSError, ValueError):  # there is none, or it is not ours
         ours = False
     if not ours:

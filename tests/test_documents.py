@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from peclr_dali.cli import main
 from peclr_dali.errors import UserError
 from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -186,8 +189,29 @@ def test_the_library_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     exec(compile(blocks[0], "docs/library.md", "exec"), names)
     assert len(losses) == 10
     assert losses[-1] < losses[0] - 0.2
-    for block in blocks[1:]:
-        exec(compile(block, "docs/library.md", "exec"), names)
+    (readme,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    smaller = readme.replace("batch=256", "batch=32").replace("micro_batch=32", "micro_batch=8")
+    for block in (*blocks[1:], smaller):
+        exec(compile(block, "a page", "exec"), names)
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The words after `cli.py` of each indented line of a page, with those of the lines that continue it."""
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    found = [re.search(r"^    .*cli\.py (.*)$", line) for line in lines]
+    return [shlex.split(match[1], comments=True) for match in found if match is not None]
+
+
+def test_every_command_is_accepted() -> None:
+    found = [(page.name, words) for page in PAGES for words in commands_of(page.read_text(encoding="utf-8"))]
+    assert len(found) > 40
+    for page, (name, *words) in found:
+        given = main.commands[name].make_context(name, words).params
+        if "overrides" in given and name != "evaluate" and not {"yours"} & {word.partition("=")[2] for word in words}:
+            kind: Any = FinetuneConfig if name in ("finetune", "probe") else Config
+            assert load_config(kind, given["files"], given["overrides"]), page
+    with pytest.raises(click.UsageError):
+        main.commands["pretrain"].make_context("pretrain", ["--otu", "runs"])
 
 
 def is_module(name: str) -> bool:

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "bench": _OF_TRAIN | {"train"},
     "cli": {"", "bench", "errors", "machine", "train", "pipelines", "models"},
     "__main__": {"cli", "machine"},
-    "__init__": {"models", "pipelines", "train"},
+    "__init__": {"errors", "models", "pipelines", "train"},
     "examples": {"", "models", "pipelines", "skeleton", "train"},
     "tools": set[str](),
 }

@@ -98,18 +98,20 @@ def check_keypoints(index: Index) -> None:
     """Check the keypoints of one source against its boxes. A warning counts the hands that are wrong.
 
     Raises:
-        UserError: most hands have a keypoint that is farther from its box's centre than `_FARTHEST_SIDES` sides.
+        UserError: most hands have a keypoint `_FARTHEST_SIDES` sides from its box's centre, or all in the first pixel.
     """
     if index.keypoints_px is None:
         return
     boxed = np.flatnonzero(index.box_px[:, 2] > 0)
     from_center_px = np.nan_to_num(np.abs(index.keypoints_px - index.box_px[:, None, :2]), nan=0.0, posinf=np.inf)
     far = from_center_px.max(axis=(1, 2)) > _FARTHEST_SIDES * index.box_px[:, 2]
+    far |= np.abs(np.nan_to_num(index.keypoints_px, nan=0.0, posinf=2, neginf=2)).max(axis=(1, 2)) <= 1
+    far &= np.isfinite(index.keypoints_px).any(axis=(1, 2))
     if not far[boxed].any():
         return
     found = _found(index, boxed, far, "hands have keypoints far from their boxes")
     if 2 * far[boxed].sum() > len(boxed):
-        raise UserError(f"{found}. Expected pixels of the image as displayed. Mend the keypoints, or the boxes.")
+        raise UserError(f"{found}. Expected pixels of the image as displayed, not fractions. Mend them.")
     log.warning("%s; they are trained on as they are. Mend or remove them", found)
 
 

@@ -93,8 +93,8 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
     as displayed (EXIF orientation applied), corner-based. With "hand", each row is a hand, "left" or "right", and an
     image may have several; a row with "none" or "unreadable" has no box. The same box of the same hand counts once.
 
-    A JSON file is in COCO's format: each annotation's `bbox` is a hand, a left one if the name of its category begins
-    with "left".
+    A JSON file is in COCO's format: each annotation's `bbox` is a hand, a left one if the name of its category
+    has "left" in it.
 
     Args:
         names: (N,) the images' names in the file: relative to the source's folder, with "/".
@@ -189,7 +189,7 @@ def _coco_rows(file: Path) -> Iterator[_Row]:
         if box is None or box.shape != (4,):
             raise UserError(f"{where}: bbox is {str(one['bbox'])[:80]}; expected the numbers x, y, width, height.")
         x, y, width, height = box.tolist()
-        hand = "left" if category_of.get(one.get("category_id"), "").lower().startswith("left") else "right"
+        hand = "left" if "left" in category_of.get(one.get("category_id"), "").lower() else "right"
         yield _Row(where, file_name(image["file_name"]), (x, y, x + width, y + height), hand)
 
 
@@ -209,12 +209,9 @@ def _numbers(where: str, name: str, cells: Sequence[str]) -> npt.NDArray[np.floa
     if not any(cells):
         return np.full(len(cells), np.nan, np.float32)
     values = as_numbers(cells)
-    fractions = name == "keypoints_px" and values is not None and np.abs(values).max() <= 1
-    if values is None or fractions or not (np.abs(values) < _LARGEST).all():
+    if values is None or not (np.abs(values) < _LARGEST).all():
         columns = f"{_LABELS[name][0]} to {_LABELS[name][-1]}"
-        raise UserError(
-            f"{where}: {str(list(cells))[:80]}; expected {len(cells)} numbers in {columns}, no fractions. Mend it."
-        )
+        raise UserError(f"{where}: {str(list(cells))[:80]}; expected {len(cells)} numbers in {columns}. Mend it.")
     return values.astype(np.float32)
 
 

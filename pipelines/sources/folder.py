@@ -23,7 +23,7 @@ _KINDS_NAMED: Final = 5
 _NOT_READ: Final = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
 """Endings of images that the data path cannot decode."""
 
-_OF_THE_SYSTEM: Final = ("@eadir", "$recycle.bin", "thumbs.db")
+_OF_THE_SYSTEM: Final = ["@eadir", "#recycle", "@recycle", "$recycle.bin", "__macosx", "thumbs.db"]
 """Files and folders, in small letters, that systems put among images: thumbnails and what was deleted."""
 
 log = logging.getLogger(__name__)

@@ -66,6 +66,8 @@ def load_freihand(config: DataConfig) -> Index:
     count = _count_images(root, part)
     backgrounds = len(VERSIONS) if part == "training" else 1
     labels = _read_labels(root, part, count, backgrounds)
+    if config.positive == "version" and not labels and count != backgrounds * _POSES:
+        raise UserError(f"{root}: data.positive = 'version' needs label files, which say how many poses there are.")
     if count % backgrounds or (count == _POSES and not labels):
         raise UserError(
             f"{root / part / 'rgb'}: {count} images; expected a multiple of {backgrounds}, one for each version of a "
@@ -125,8 +127,8 @@ def _count_images(root: Path, part: str) -> int:
     for image in range(max(len(names), 1)):
         if f"{image:08d}.jpg" not in names:
             raise UserError(
-                f"{folder}: {len(names)} .jpg files, but {image:08d}.jpg is missing; expected them to be numbered "
-                "without a gap. Unpack the dataset again."
+                f"{folder}: {len(names)} .jpg files, but {image:08d}.jpg is missing; the last is "
+                f"{max(names, default='none')}. Expected numbers without a gap. Unpack the dataset again."
             )
     return len(names)
 
@@ -146,6 +148,11 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
             )
         _check_camera_frame(file, name, rows)
         labels[name] = rows
+    if {"xyz", "scale"} <= labels.keys():
+        start, end = HAND.reference_bone
+        bones_m = np.linalg.norm(labels["xyz"][:, start] - labels["xyz"][:, end], axis=1)
+        if not 0.2 <= (ratio := float(np.median(labels["scale"] / np.maximum(bones_m, 1e-9)))) <= 5:
+            raise UserError(f"{file}: {ratio:.3g} times the bones of {part}_xyz.json; expected labels of one set.")
     return labels
 
 

@@ -85,7 +85,7 @@ def read_json_array(file: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float6
         if array is not None and array.shape[1:] == (1,) and not shape:
             array = array[:, 0]
         if array is None or not array.ndim or array.shape[1:] != shape or not np.isfinite(array).all():
-            raise ValueError("other values")
+            raise ValueError("other values" if array is None else f"an array of shape {array.shape}")
         return array
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.models.encoders import build_encoder, make_encoder
-from peclr_dali.models.network import IMAGENET_MEAN
+from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
 from peclr_dali.models.weights import vitpose_from_timm
 from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.load import load_config
@@ -72,6 +72,7 @@ def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_shipped_configuration_trains_a_vit(run: Path) -> None:
+    assert load_config(Config, [CONFIG], []).optim.lars == "none"
     losses = [row["loss"] for row in tiny_run.rows_of(run)]
     assert losses[-1] < 0.75 * losses[0] < 3, losses
 
@@ -114,6 +115,9 @@ def test_hamers_backbone_computes_what_the_exported_vit_does(run: Path, tmp_path
         assert set(file.keys()) == set(backbone.state_dict())
         assert {**json.loads(file.metadata()["card"]), "tensors": 0} == {**card, "tensors": 0}
     assert (card["steps"], card["height_width_px"], card["normalisation"]["mean"]) == (80, [256, 192], [*IMAGENET_MEAN])
+    assert card["normalisation"]["deviation"] == [*IMAGENET_STD]
+    assert card["licence"] == {"code": "MIT", "data": "not stated", "starting weights": "not stated"}
+    assert json.loads((tmp_path / "timm.pth.json").read_text())["height_width_px"] == [32, 32]
     assert card["commit"] == json.loads((run / "versions.json").read_text())["commit"]
     assert card["configuration"]["geometry"]["rotation_deg"] == [-10, 10]
 

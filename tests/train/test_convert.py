@@ -162,7 +162,8 @@ def test_pretrained_and_lightning_files_are_read_as_encoders(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("prefix", ["module._orig_mod.", "model.backbone.", "encoder_q.", "_orig_mod.encoder.resnet."])
-def test_the_prefix_of_another_trainer_is_found(prefix: str, tmp_path: Path) -> None:
+def test_the_prefix_of_another_trainer_is_found(prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     resnet = torchvision.models.resnet18(weights=None).state_dict()
     saved = {prefix + key: value for key, value in resnet.items()} | {"projector.weight": torch.zeros(3)}
     if prefix == "encoder_q.":  # MoCo's other encoder
@@ -171,6 +172,7 @@ def test_the_prefix_of_another_trainer_is_found(prefix: str, tmp_path: Path) -> 
     started = build_encoder(EncoderConfig("resnet18", str(tmp_path / "other.pth"))).library_state_dict()
     assert all(torch.equal(tensor, resnet[key]) for key, tensor in started.items())
     assert len(started) == len(resnet) - 2  # without fc
+    assert f"taken are the tensors of {prefix!r}" in caplog.text or prefix.startswith("_orig_mod.encoder")
 
 
 class Evil:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -91,6 +92,7 @@ def test_a_network_in_one_small_file_is_taken_as_a_run(run: Path, tmp_path: Path
 def exported(run: Path) -> Path:
     out = run / "pose.onnx"
     assert f"views of 32 px, any batch, opset {OPSET}" in export_onnx(run, out)
+    assert json.loads(out.with_name("pose.onnx.json").read_text())["encoder"] == "resnet18"
     return out
 
 

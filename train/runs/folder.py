@@ -158,7 +158,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     rows = []
     for line in file.read_bytes().splitlines(keepends=True) if file.exists() else []:
         with suppress(ValueError):
-            if line.endswith(b"\n") and isinstance(row := parse_json(line), dict) and "step" in row:
+            if line.endswith(b"\n") and isinstance(row := parse_json(line), dict) and type(row.get("step")) is int:
                 rows.append(row)
     return rows
 

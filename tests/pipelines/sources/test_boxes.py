@@ -39,7 +39,7 @@ COCO = {
         {"image_id": 8, "category_id": 1, "bbox": [50, 10, 10, 20]},
         {"image_id": 9, "category_id": 2, "bbox": [5, 5, 10, 10]},
         {"image_id": 8, "bbox": [10, 10, 30, 10]},
-        {"image_id": 10, "bbox": [1, 1, 30, 10], "iscrowd": 1},
+        {"image_id": 10, "bbox": [1, 1, 30, 10], "iscrowd": "1"},
     ],
 }
 
@@ -111,10 +111,9 @@ def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path, root:
     assert keypoints_px is not None
     assert np.isnan(keypoints_px[0]).all()
     np.testing.assert_allclose(keypoints_px[1], [20.0, 30.0] + np.arange(21)[:, None], atol=0.06)
-    fractions = [*whole[:6], *["0.5"] * 42]
-    boxes.write_text("\n".join(map(",".join, [COLUMNS, fractions])))
-    with pytest.raises(UserError, match=r"line 2: .*expected 42 numbers in .*, no fractions"):
-        load_folder(DataConfig("folder", str(root), box=str(boxes)))
+    boxes.write_text("\n".join(map(",".join, [COLUMNS, ["a.jpg", "0", "0", "80", "60", "left", *["0.5"] * 42]])))
+    with pytest.raises(UserError, match=r"1 of 1 hands have keypoints far from their boxes.*not fractions"):
+        load_index(DataConfig("folder", str(root), box=str(boxes)))
     for cell in ("x", "", "inf", "1e300"):
         boxes.write_text("\n".join(map(",".join, [COLUMNS, [*whole[:-1], cell]])))
         with pytest.raises(UserError, match=r"line 2: .*expected 42 numbers in wrist_x to little_tip_y"):

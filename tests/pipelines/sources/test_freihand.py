@@ -175,6 +175,7 @@ def resize_images(width: int, height: int) -> Any:
             rewrite("scale", lambda rows: rows * 1000),
             "a bone is .* m; expected at most 1 m. Are these millimetres",
         ),
+        (rewrite("scale", lambda rows: rows * 12), r"training_scale.json: 5.* times the bones of training_xyz.json"),
         (rewrite("xyz", lambda rows: rows * [1, 1, -1]), "expected depths above 0"),
         (resize_images(20, 15), "00000000.jpg has 20 x 15 pixels, but its labels are of images of about 40 x 30"),
         (resize_images(80, 60), "00000000.jpg has 80 x 60 pixels, but its labels are of images of about 40 x 30"),
@@ -194,6 +195,9 @@ def test_the_first_quarter_of_the_published_images_is_not_four_versions(
     remove_labels(root, "K", "xyz", "scale")
     with one_line("80 images; expected a multiple of 4, one for each version of a pose, in all 320 of FreiHAND's 80"):
         load_freihand(DataConfig("freihand", str(root)))
+    monkeypatch.setattr("peclr_dali.pipelines.sources.freihand._POSES", 3 * POSES)
+    with one_line("'version' needs label files"):
+        load_freihand(DataConfig("freihand", str(root), positive="version"))
 
 
 def test_crops_and_whole_cameras_keep_their_labels(root: Path) -> None:
@@ -227,6 +231,7 @@ def test_wrong_choices_are_named(root: Path, options: dict[str, Any], message: s
 def test_arrays_are_read_as_the_json_module_reads_them(root: Path) -> None:
     rng = np.random.default_rng(0)
     rows = (0.5 + rng.random(size=(POSES, 21, 3)) * 10.0 ** rng.integers(-9, 1, (POSES, 21, 3))).tolist()
+    remove_labels(root, "scale")
     rows[0][0] = [0, -0.0, 1e-9]
     rows[0][0][2] = 1.0000000000000002
     for text in (json.dumps(rows), json.dumps(rows, indent=2), "\ufeff" + json.dumps(rows, separators=(",", ":"))):
