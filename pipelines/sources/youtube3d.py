@@ -168,12 +168,11 @@ def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables
     with dataset_file(file, expected, remedy) as path, path.open("rb") as content:  # two GB: never whole in memory
         images = [image for _, image in _entries(content, file, "image", _frame)]
         row_of = {number: row for row, (number, *_) in enumerate(images)}
+        if len(row_of) < len(images):
+            raise UserError(f"{file}: several images have the same id; expected each once. Unpack the dataset again.")
         for place, (image, left, mesh) in _entries(content, file, "annotation", _hand):
             if image not in row_of:
-                raise UserError(
-                    f"{place}: none of the {len(images)} images has the id {image}. Use images and annotations of one "
-                    "file, as published."
-                )
+                raise UserError(f"{place}: none of the {len(images)} images has the id {image}. Use both of one file.")
             rows.append(row_of[image])
             is_left.append(left)
             low_px.append(mesh[:, :2].min(axis=0))

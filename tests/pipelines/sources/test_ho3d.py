@@ -184,6 +184,7 @@ def meta(**change: Any) -> Any:
         (lambda root: (root / "train.txt").write_text("../a/b\n"), r"line 1: '\.\./a/b'\); expected"),
         (lambda root: (root / "train").rename(root / "training"), r"none of 10 images exists; the first would be"),
         (lambda root: (root / "train/MC1/meta/0001.pkl").unlink(), r"0001\.pkl: No such file.*; expected a pickled"),
+        (meta(handJoints3D=np.full((21, 3), -400.0)), r"a keypoint is at 400 m; .* Are these millimetres"),
         (meta(handJoints3D=np.zeros((20, 3))), r"0001\.pkl: handJoints3D is 20 x 3; expected 21 x 3 or"),
     ],
 )  # fmt: skip

@@ -169,6 +169,7 @@ def broken(change: Any) -> Any:
         (broken(lambda e: e["annotations"][1]["vertices"].pop()), "annotation 1: vertices: found 777 x 3, expected"),
         (broken(lambda e: e["annotations"][0].pop("vertices")), r"annotation 0: KeyError\('vertices'\)"),
         (broken(lambda e: e["images"][0].update(name="../../x.png")), r"image 0: '\.\./\.\./x\.png' is no name like"),
+        (broken(lambda e: e["images"][1].update(id=e["images"][0]["id"])), "several images have the same id"),
         (broken(lambda e: e["images"][1].update(width=0)), "image 1: width and height are "),
     ],
 )  # fmt: skip
