@@ -175,9 +175,8 @@ def count_halvings(size_px: IntArray, magnification: DoubleArray) -> IntArray:
     """Number of halvings (N,) of images of sizes (N, 2) for views with this magnification (N,)."""
     halvings = np.zeros(len(size_px), np.int64)
     for level in range(MAX_HALVINGS):
-        halvings += (magnification < HALVE_BELOW * 0.5**level) & (
-            size_px.min(axis=1) >= 4 * 2**level
-        )  # two pixels remain
+        two_pixels_remain = size_px.min(axis=1) >= 4 * 2**level
+        halvings += (magnification < HALVE_BELOW * 0.5**level) & two_pixels_remain
     return halvings
 
 
