@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from peclr_dali.pipelines.samples.index import Index
     from peclr_dali.pipelines.views.augmentation import AppearanceConfig, ColourConfig, GeometryConfig
     from peclr_dali.train.distributed.world import World, described_world, joined
-    from peclr_dali.train.pretrain import pretrain
     from peclr_dali.train.steps.exact import ExactStep, keypoints_of_pairs
     from peclr_dali.train.steps.optim import Lars
 
@@ -28,7 +27,7 @@ __version__ = "0.2.0"
 __all__ = [
     "AnchorLoss", "AppearanceConfig", "Batch", "ColourConfig", "DataConfig", "EpochLoader", "ExactStep",
     "GeometryConfig", "Index", "Lars", "NTXent", "PipelinesConfig", "UserError", "View", "World", "described_world",
-    "joined", "keypoints_of_pairs", "make_loader", "pretrain", "undo_view",
+    "joined", "keypoints_of_pairs", "make_loader", "undo_view",
 ]  # fmt: skip
 
 _FOLDERS = {
@@ -41,7 +40,6 @@ _FOLDERS = {
     "pipelines.samples.index": ("Index",),
     "pipelines.views.augmentation": ("AppearanceConfig", "ColourConfig", "GeometryConfig"),
     "train.distributed.world": ("World", "described_world", "joined"),
-    "train.pretrain": ("pretrain",),
     "train.steps.exact": ("ExactStep", "keypoints_of_pairs"),
     "train.steps.optim": ("Lars",),
 }

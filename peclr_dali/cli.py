@@ -88,8 +88,8 @@ class Commands(click.Group):
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("peclr_dali"):
                 raise
-            installed = ".venv/bin/python has it, if 'make setup' has run"
-            _fail(f"{error}. In the checkout {installed}; or \"pip install '.[all]'\" installs what all commands need")
+            remedy = "\"pip install '.[all]'\" installs what all commands need, or use .venv/bin/python of 'make setup'"
+            _fail(f"{error}. In the checkout, {remedy}")
         except Exception as error:
             if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
                 _fail(f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path, its permissions and the disk")

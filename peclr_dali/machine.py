@@ -111,7 +111,7 @@ def described_ranks(rank: int | None = None, world_size: int | None = None) -> R
     if rank is not None and world_size is not None:
         ranks = ranks._replace(rank=rank, world_size=world_size)
     unnumbered = rank is None and ranks.world_size > 1 and "RANK" not in os.environ  # all would load the same
-    if unnumbered or not (0 <= ranks.rank < ranks.world_size and ranks.local_rank < ranks.local_world_size):
+    if unnumbered or not 0 <= ranks.rank < ranks.world_size:
         where = " (RANK and WORLD_SIZE in the environment)" if rank is None else ""
         raise UserError(
             f"rank = {ranks.rank} and world_size = {ranks.world_size}{where}: expected a rank below the number of "
