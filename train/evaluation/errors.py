@@ -24,6 +24,7 @@ from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import Errors, PoseLabels, errors_of
 from peclr_dali.train.pose.metrics import (
+    METRICS,
     Floats,
     Interval,
     align,
@@ -50,8 +51,10 @@ class Evaluation:
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
-        """The metrics with their intervals over the groups of the index."""
-        return confidence_intervals(self.errors.tables, groups=self.index.group)
+        """The metrics with their intervals over the groups of the index, of what a metric can be."""
+        found = confidence_intervals(self.errors.tables, groups=self.index.group)
+        most = {name: np.inf if METRICS[name].unit else 1.0 for name in found}
+        return {name: Interval(one.value, max(one.low, 0.0), min(one.high, most[name])) for name, one in found.items()}
 
     def minus(self, other: Evaluation) -> dict[str, Interval]:
         """Difference of the metrics on the samples measured for both, with intervals."""

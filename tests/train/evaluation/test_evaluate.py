@@ -4,7 +4,7 @@ import itertools
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -25,7 +25,7 @@ from peclr_dali.train.evaluation.errors import Evaluation, evaluation_config, fo
 from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate, grouped
 from peclr_dali.train.evaluation.two_pass_crop import _view, crops_around, estimate_in_two_passes
 from peclr_dali.train.pose.inference import Poses, estimate_poses
-from peclr_dali.train.pose.labels import PoseLabels
+from peclr_dali.train.pose.labels import Errors, PoseLabels
 from peclr_dali.train.pose.metrics import metric_of, pixel_errors, pose_tables
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from tests.train import tiny_hands
@@ -193,6 +193,9 @@ def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: 
     for groups, message in (("0", "expected a number"), ("(", "expected a number"), ("b/", "no text for a/00")):
         with pytest.raises(UserError, match=message):
             grouped(index, groups)
+    none, pck = cast(Any, None), {"pck_0.1": np.array([[1.0], [1.0], [0.0]])}
+    few = Evaluation(none, none, index.select(np.arange(3)), none, Errors(pck, 3, {}))
+    assert few.intervals["pck_0.1"][1:] == (0.0, 1.0)  # Student's t reaches beyond
     boxes = tmp_path / "boxes.csv"
     boxes.write_text("\n".join(["file,x0,y0,x1,y1,person", *(f"./{name},0,0,9,9,p{name[:1]}" for name in names)]))
     data = [DataConfig("folder", str(tmp_path), box=str(boxes))]
