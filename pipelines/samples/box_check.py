@@ -105,8 +105,8 @@ def check_keypoints(index: Index) -> None:
     boxed = np.flatnonzero(index.box_px[:, 2] > 0)
     from_center_px = np.nan_to_num(np.abs(index.keypoints_px - index.box_px[:, None, :2]), nan=0.0, posinf=np.inf)
     far = from_center_px.max(axis=(1, 2)) > _FARTHEST_SIDES * index.box_px[:, 2]
-    far |= np.abs(np.nan_to_num(index.keypoints_px, nan=0.0, posinf=2, neginf=2)).max(axis=(1, 2)) <= 1
-    far &= np.isfinite(index.keypoints_px).any(axis=(1, 2))
+    are_fractions = np.nan_to_num(np.abs(index.keypoints_px), nan=0.0, posinf=np.inf).max(axis=(1, 2)) <= 1
+    far |= are_fractions & np.isfinite(index.keypoints_px).any(axis=(1, 2))
     if not far[boxed].any():
         return
     found = _found(index, boxed, far, "hands have keypoints far from their boxes")

@@ -51,7 +51,7 @@ class Evaluation:
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
-        """The metrics with their intervals over the groups of the index, of what a metric can be."""
+        """The metrics with their intervals over the groups of the index, cut to what a metric can be."""
         found = confidence_intervals(self.errors.tables, groups=self.index.group)
         most = {name: np.inf if METRICS[name].unit else 1.0 for name in found}
         return {name: Interval(one.value, max(one.low, 0.0), min(one.high, most[name])) for name, one in found.items()}
