@@ -112,7 +112,7 @@ def level_line(axes: Axes, y: float, words: str, colour: str) -> None:
     axes.axhline(y, color=colour, linestyle="--", linewidth=1)
     axes.annotate(
         words, (1, y), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points", ha="right",
-        color=colour, bbox={"fc": "white", "ec": "none", "pad": 1},
+        color=colour, bbox={"fc": "white", "ec": "none", "pad": 1}, zorder=1.6,  # above the grid, below the curves
     )  # fmt: skip
 
 
