@@ -11,7 +11,6 @@ import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from peclr_dali.bounds import Positive
@@ -51,8 +50,8 @@ class NTXent(AnchorLoss):
 
     Each of the 2N embeddings is an anchor: its pair is the positive, the other 2N - 2 are negatives. Similarity is the
     cosine, so lengths do not matter. Computed in log space in float32, also under autocast; float64 stays float64. The
-    similarity matrix is never in memory as a whole, only `TILE_ELEMENTS` of it. Second derivatives are not
-    supported.
+    similarity matrix is never in memory as a whole, only `TILE_ELEMENTS` of it. There are no second
+    derivatives: `create_graph=True` is a NotImplementedError.
 
     Attributes:
         temperature: divides the cosine. The default is the authors' value; the paper gives none.
@@ -96,9 +95,10 @@ class _TiledCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
         """The kept gradient times the outer one."""
+        if torch.is_grad_enabled():  # a constant in its place would give wrong second derivatives
+            raise NotImplementedError("NTXent has no second derivatives: leave create_graph=True out")
         (gradient,) = ctx.saved_tensors
         return gradient * outer, None, None
 

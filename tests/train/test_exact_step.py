@@ -237,8 +237,11 @@ def test_sizes_that_do_not_fit_are_named_as_the_arguments_are() -> None:
         exact_step(network(), batch=8, micro_batch=0)
 
 
+NETWORK = nn.Linear(6, 6)
+
+
 def embedded(batch: Tensor, rows: slice) -> Tensor:
-    return batch[rows].repeat(2, 1, 1)
+    return NETWORK(batch[rows]).repeat(2, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -247,14 +250,15 @@ def embedded(batch: Tensor, rows: slice) -> Tensor:
         ({"recompute": "sometimes"}, "recompute = 'sometimes': expected one of auto, always, never"),
         ({"embed": lambda batch, rows: embedded(batch, slice(None))}, r"what embed gives has shape \(2, 4, 6\)"),
         ({"embed": lambda batch, rows: embedded(batch, rows).detach()}, "what embed gives has no graph"),
-        ({"network": nn.Linear(6, 6)}, "no weight of the network got a gradient"),
-        ({"loss": nn.Linear(6, 1)}, "loss has parameters that would get no gradient"),
+        ({"network": nn.Linear(6, 6)}, "embed has parameters that are not in `network`"),
+        ({"embed": lambda batch, rows: nn.Linear(6, 6)(embedded(batch, rows))}, "embed has parameters that are not in"),
+        ({"loss": lambda embeddings: nn.Linear(6, 1)(embeddings).sum()}, "loss has parameters that are not in"),
         ({"loss": NTXent}, r"loss is the class NTXent: give a loss, such as NTXent\(\)"),
         ({"loss": lambda embeddings: embeddings.sum(2)}, r"what loss gives has shape \(2, 4\), expected \(\)"),
         ({"loss": lambda embeddings: embeddings.detach().sum()}, "what loss gives has no graph to the embeddings"),
     ],
 )
 def test_functions_that_do_not_fit_are_named(given: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {"network": nn.Identity(), "embed": embedded, "loss": NTXent()}
+    arguments: dict[str, Any] = {"network": NETWORK, "embed": embedded, "loss": NTXent()}
     with pytest.raises((ValueError, TypeError), match=message):
-        ExactStep(**arguments | given, batch=4, micro_batch=2)(torch.ones(4, 6, requires_grad=True))
+        ExactStep(**arguments | given, batch=4, micro_batch=2)(torch.ones(4, 6))

@@ -8,9 +8,9 @@ each micro-batch's network. As many graphs of the first part are kept as memory 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
     spare_graphs: int = field(default=0, kw_only=True)
     kept_graphs: int | None = field(init=False, default=None)
     _free_bytes: int = field(init=False, default=0)
-    _is_compared: bool = field(init=False, default=False)
+    _is_checked: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,8 +91,6 @@ class ExactStep(MicroBatchStep, Generic[B]):
             raise ValueError(f"recompute = {self.recompute!r}: expected one of {', '.join(get_args(Recompute))}")
         if isinstance(self.loss, type):
             raise TypeError(f"loss is the class {self.loss.__name__}: give a loss, such as {self.loss.__name__}()")
-        if isinstance(self.loss, torch.nn.Module) and any(p.requires_grad for p in self.loss.parameters()):
-            raise ValueError("loss has parameters that would get no gradient: make them part of the network")
         if self.recompute == "always":
             self.kept_graphs = 0
         elif self.recompute == "never" or self._largest_share == 1:
@@ -109,7 +107,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
         Raises:
             TypeError: `embed` or `loss` gives something else than a tensor of floats.
             ValueError: the batch is of another size than this rank's share, or what `embed` or `loss` gives has another
-                shape or no graph.
+                shape, no graph, or a graph to parameters outside of the network.
         """
         while True:
             try:
@@ -149,13 +147,13 @@ class ExactStep(MicroBatchStep, Generic[B]):
             if self.kept_graphs != self._largest_share:  # the same on all ranks
                 difference = self.world.max_(torch.stack(changes).amax())
                 self._compare_once(difference, embeddings)
+        self._is_checked = True
         return StepResult(loss, embeddings, difference)
 
     def _compare_once(self, difference: Tensor, embeddings: Tensor) -> None:
         """Warn in the first step only: reading a number waits for the GPU."""
-        if self._is_compared:
+        if self._is_checked:
             return
-        self._is_compared = True
         share = (difference / embeddings.abs().amax()).item()
         if share > _RECOMPUTE_TOLERANCE and self.world.is_main:
             log.warning(
@@ -181,7 +179,20 @@ class ExactStep(MicroBatchStep, Generic[B]):
         require_floats("what embed gives", embedding, ("V", rows.stop - rows.start, "D"))
         if not embedding.requires_grad:
             raise ValueError("what embed gives has no graph: is the whole network frozen, or does embed detach it?")
+        self._refuse_others("embed", embedding, self.network.parameters())
         return embedding if left <= self.kept_graphs else embedding.detach()
+
+    def _refuse_others(self, name: str, result: Tensor, known: Iterable[Tensor]) -> None:
+        """In the first step: a ValueError if other tensors would get a gradient, which no rank would sum or drop."""
+        if self._is_checked:
+            return
+        known, nodes = {*known}, {result.grad_fn}
+        seen = set[Any]()
+        while nodes:
+            seen.add(node := nodes.pop())
+            if getattr(node, "variable", None) not in {None, *known}:  # that of a leaf of the graph
+                raise ValueError(f"{name} has parameters that are not in `network`: make them part of it")
+            nodes |= {following for following, _ in node.next_functions} - seen - {None}
 
     def _fitting(self, graph_bytes: int) -> int:
         """How many graphs fit on every rank. All ranks call this together."""
@@ -208,6 +219,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
         (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
         if gradient is None:
             raise ValueError("what loss gives has no graph to the embeddings: does it detach them?")
+        self._refuse_others("loss", loss, [leaf])
         loss = loss.detach()
         if shared is not None:
             self.world.sum_in_buckets_([gradient, loss])

@@ -74,6 +74,8 @@ def test_cold_temperature_neither_overflows_nor_underflows() -> None:
 def test_gradient() -> None:
     first, second = pair(3, 4)
     assert torch.autograd.gradcheck(nt_xent, (first.requires_grad_(), second.requires_grad_()))
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        torch.autograd.grad(nt_xent(first, second), first, create_graph=True)
 
 
 @settings(deadline=None, max_examples=30)
