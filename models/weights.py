@@ -192,6 +192,8 @@ def require_finite(state: Mapping[str, Tensor], origin: str) -> None:
         if not (has_numbers and bool(tensor.float().isfinite().all())):
             found = "NaN or infinity" if has_numbers else "no plain numbers (sparse, complex, quantized or on meta)"
             raise UserError(f"{origin}: {name} holds {found}; expected finite weights. Name another file")
+        if name.endswith("running_var") and bool((tensor < 0).any()):  # their root would be NaN in evaluation
+            raise UserError(f"{origin}: {name} is negative somewhere; expected variances. Name another file")
 
 
 def load_strictly(network: nn.Module, state: Mapping[str, Tensor], *, origin: str, model: str) -> None:

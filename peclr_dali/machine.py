@@ -105,7 +105,7 @@ def described_ranks(rank: int | None = None, world_size: int | None = None) -> R
     if (rank is None) != (world_size is None):
         raise UserError(f"rank = {rank} and world_size = {world_size}: expected both, or none, as under torchrun")
     found = {name: os.environ.get(name.upper(), str(default)) for name, default in Ranks._field_defaults.items()}
-    if wrong := [name for name, text in found.items() if not text.isdecimal()]:
+    if wrong := [name for name, text in found.items() if not text.isdecimal() or ("size" in name and int(text) == 0)]:
         raise UserError(f"{wrong[0].upper()} = {found[wrong[0]]!r}: expected a number, as torchrun sets it")
     ranks = Ranks(*map(int, found.values()))
     if rank is not None and world_size is not None:

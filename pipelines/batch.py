@@ -98,6 +98,8 @@ class Batch:
         """
         if self.all_keypoints_px is None:
             raise UserError("the batch has no keypoints: its data has none. Use a labelled source (docs/datasets.md)")
+        if view >= len(self.views):
+            raise UserError(f"view = {view}: the batch has {len(self.views)} views, counted from 0")
         affine = self.views[view].source_to_view_px[:, None]  # (N, 1, 2, 3)
         points_px = to_device(self.all_keypoints_px[self.samples[:, view].numpy()], affine.device)
         # Written out, because autocast would run a product of matrices in 16 bits.

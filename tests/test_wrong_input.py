@@ -170,9 +170,13 @@ def test_too_many_ranks_are_refused_before_any_rank_waits(
 def test_a_wrong_environment_is_one_line(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for rank, message in (("1", "rank = 1 and world_size = 1 (RANK and WORLD_SIZE in the environment)"),
-                          ("abc", "RANK = 'abc': expected a number")):  # fmt: skip
-        monkeypatch.setenv("RANK", rank)
+    for name, value, message in (
+        ("RANK", "1", "rank = 1 and world_size = 1 (RANK and WORLD_SIZE in the environment)"),
+        ("WORLD_SIZE", "2", "MASTER_ADDR is not set: expected where rank 0 is"),
+        ("LOCAL_WORLD_SIZE", "0", "LOCAL_WORLD_SIZE = '0': expected a number"),
+        ("RANK", "abc", "RANK = 'abc': expected a number"),
+    ):
+        monkeypatch.setenv(name, value)
         assert run_cli(*(word.format(root=root) for word in pretrain())) == 2
         error = capsys.readouterr().err
         assert f"error: {message}" in error

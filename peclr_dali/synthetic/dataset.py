@@ -42,6 +42,7 @@ FORMAT = 1
 """Version of the renderer; raised when the same arguments give other bytes."""
 _ARGUMENTS = "dataset.json"
 _LAST = "evaluation_boxes.csv"
+_LABELS = ("K", "xyz", "scale")
 _POSES_PER_TASK = 8
 # First word after the seed of every random stream, so that each kind of draw has its own stream.
 _SCENE_STREAM, _POSE_STREAM, _PLACE_STREAM, _PHOTO_STREAM = range(4)
@@ -117,7 +118,7 @@ def make_dataset(
             raise UserError(f"{name} is {value}, expected at least {least}: choose a larger number")
     recipe = Recipe(poses, seed, scenes, varied=varied)
     _claim(out, recipe)
-    if not (out / _LAST).is_file():
+    if not _is_complete(out, recipe):
         _render_poses(out, recipe, workers, progress or (lambda done, total: None))
 
 
@@ -143,6 +144,14 @@ def _claim(out: Path, recipe: Recipe) -> None:
         raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
 
 
+def _is_complete(out: Path, recipe: Recipe) -> bool:
+    """Whether all files are there; an image may have been removed since."""
+    labels = [out / f"{part.name}_{key}.json" for part in parts_of(recipe) for key in _LABELS]
+    images = {part: len([*(out / part.name / "rgb").glob("*.jpg")]) for part in parts_of(recipe)}
+    counted = all(count >= part.poses * part.versions for part, count in images.items())
+    return counted and all(file.is_file() for file in [*labels, out / _LAST])
+
+
 def _boxes(entries: Sequence[Annotation]) -> str:
     """CSV of the boxes around the keypoints of the evaluation part, in pixels."""
     rows = ["file,x0,y0,x1,y1"]
@@ -162,7 +171,7 @@ def _render_poses(out: Path, recipe: Recipe, workers: int, progress: Progress) -
         done += part.versions
         progress(done, total)
     for name, entries in annotations.items():
-        for key in ("K", "xyz", "scale"):
+        for key in _LABELS:
             write_text(out / f"{name}_{key}.json", json.dumps([entry[key] for entry in entries]))
     write_text(out / _LAST, _boxes(annotations["evaluation"]))
 

@@ -118,7 +118,7 @@ def _of_each_view(views: int | None, **tables: Any) -> list[Augmentation]:
         raise UserError(f"the numbers of views differ: {counts}. Give each list one entry for each view")
     number = int(max(counts.values()))
     each = [table if name in counts else [table] * number for name, table in tables.items()]
-    augmentations = [Augmentation(*of_view) for of_view in zip(*each, strict=True)]
+    augmentations = [Augmentation(**dict(zip(tables, of_view, strict=True))) for of_view in zip(*each, strict=True)]
     if len(fills := {repr(one.geometry.fill): None for one in augmentations}) > 1:  # halving reads beyond the border
         raise UserError(f"geometry.fill differs between views: {', '.join(fills)}. Give all views the same")
     return augmentations

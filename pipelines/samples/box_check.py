@@ -29,6 +29,9 @@ _MOST_SIDES: Final = 20.0
 _FARTHEST_SIDES: Final = 5.0
 """Largest distance of a keypoint from its box's centre, as a multiple of the box's side."""
 
+_OFF_CENTRE: Final = 0.2
+"""Largest usual distance of a camera's or a hand's centre from the image's, over half the image's sides."""
+
 _LARGEST_PX: Final = 2.0**24
 """Largest coordinate at which float32 resolves one pixel."""
 
@@ -113,6 +116,23 @@ def check_keypoints(index: Index) -> None:
     if 2 * far[boxed].sum() > len(boxed):
         raise UserError(f"{found}. Expected pixels of the image as displayed, not fractions. Mend them.")
     log.warning("%s; they are trained on as they are. Mend or remove them", found)
+
+
+def check_cameras(index: Index) -> None:
+    """Raise a `UserError` if the labels of one source, with cameras, belong to images of another size than its first.
+
+    The image of a whole camera has the camera's centre in its middle, and a cropped one the hand's. Here neither is.
+    """
+    cameras, points_px = index.targets.get("K"), index.keypoints_px
+    if cameras is None or points_px is None or np.isnan(cameras).all() or np.isnan(points_px).all():
+        return
+    height, width = image_sizes_px(index.read, [0])[0].tolist()
+    camera, hand = np.nanmedian(cameras[:, :2, 2], axis=0), np.nanmedian(points_px, axis=(0, 1))
+    if height and all(max(abs(2 * x / width - 1), abs(2 * y / height - 1)) > _OFF_CENTRE for x, y in (camera, hand)):
+        raise UserError(
+            f"{index.path(0)} has {width} x {height} pixels, but its labels are of images of about "
+            f"{2 * camera[0]:.0f} x {2 * camera[1]:.0f}. Use images and labels of one size."
+        )
 
 
 def _found(index: Index, rows: IntArray, wrong: BoolArray, what: str) -> str:

@@ -11,11 +11,14 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import SOURCES, DataConfig, refuse_address
-from peclr_dali.pipelines.samples.box_check import check_boxes, check_keypoints
+from peclr_dali.pipelines.samples.box_check import check_boxes, check_cameras, check_keypoints
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.subsets import in_fraction, rows_not_listed
 from peclr_dali.pipelines.sources.pairs import partners_of
+
+_ONE_SIZE = ("freihand", "ho3d", "dexter_object")
+"""Layouts with cameras whose images have one size. Those of others may be crops of a picture."""
 
 
 def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
@@ -41,6 +44,8 @@ def _load(config: DataConfig) -> Index:
         )
     check_boxes(index)
     check_keypoints(index)
+    if config.source in _ONE_SIZE:
+        check_cameras(index)
     left = None
     if config.bad_list is not None:
         left = rows_not_listed(index, Path(config.bad_list))

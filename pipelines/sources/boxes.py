@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from peclr_dali.pipelines.sources.label_files import (
     plain_name,
     project_px,
     require_metres,
+    require_widths,
 )
 from peclr_dali.skeleton import HAND
 
@@ -181,6 +183,7 @@ def _kinds_of_labels(file: Path, columns: Collection[str]) -> list[str]:
 
 def _coco_rows(file: Path) -> Iterator[_Row]:
     content = parse_json(file.read_bytes())
+    boxes, sizes_px = [], []
     category_of = {one["id"]: str(one["name"]) for one in content.get("categories", [])}
     for where, one, image in coco_annotations(file, content):
         if int(one.get("iscrowd", 0)):
@@ -189,8 +192,12 @@ def _coco_rows(file: Path) -> Iterator[_Row]:
         if box is None or box.shape != (4,):
             raise UserError(f"{where}: bbox is {str(one['bbox'])[:80]}; expected the numbers x, y, width, height.")
         x, y, width, height = box.tolist()
+        boxes.append(box)
+        sizes_px.append([image.get("width", math.inf), image.get("height", math.inf)])
         hand = "left" if "left" in category_of.get(one.get("category_id"), "").lower() else "right"
         yield _Row(where, file_name(image["file_name"]), (x, y, x + width, y + height), hand)
+    if boxes:
+        require_widths(file, np.array(boxes), np.array(sizes_px))
 
 
 def _box_px(row: _Row) -> npt.NDArray[np.float64]:

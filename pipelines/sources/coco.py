@@ -20,7 +20,7 @@ from peclr_dali.pipelines.samples.box_check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.subsets import refuse_key, rows_of_split
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
-from peclr_dali.pipelines.sources.label_files import coco_annotations, dataset_file
+from peclr_dali.pipelines.sources.label_files import coco_annotations, dataset_file, require_widths
 from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
 
 ANNOTATIONS: Final = "annotations.json"
@@ -117,16 +117,11 @@ def _require_sizes(file: Path, index: Index, images: Sequence[dict[str, Any]], b
     """Raise a `UserError` if a few images have other sizes than the file says, or boxes that are no x, y, w, h.
 
     Args:
-        box: (N, 4), `bbox` of each annotation. The far edges of corners would lie outside of most images.
+        box: (N, 4), `bbox` of each annotation.
     """
     rows = spread(len(index), _LOOKED_AT)
     sizes_px = image_sizes_px(index.read, rows)
-    outside = (box[rows, :2] + box[rows, 2:] > sizes_px[:, ::-1]).any(axis=1)
-    if 2 * outside.sum() > len(rows) and (box[rows, 2:] <= sizes_px[:, ::-1]).all():
-        raise UserError(
-            f"{file}: most boxes end outside of their images; expected bbox as x, y, width, height. Are these the "
-            "corners x0, y0, x1, y1? Then subtract x0, y0."
-        )
+    require_widths(file, box[rows], sizes_px[:, ::-1])
     for row, (height, width) in zip(rows, sizes_px.tolist(), strict=True):
         said = [images[row].get(name) for name in ("width", "height")]
         numbers = as_numbers(said)  # NaN for what is not said

@@ -33,9 +33,6 @@ VERSIONS: Final = ("gs", "hom", "sample", "auto")
 _POSES: Final = 32_560
 """Number of training poses of the published dataset."""
 
-_OFF_CENTRE: Final = 0.2
-"""Largest usual distance of a camera's or a hand's centre from the image's, over half the image's sides."""
-
 _LABELS: Final = {"K": (3, 3), "xyz": (len(HAND), 3), "scale": ()}
 _TARGETS: Final = {"K": "K", "xyz": "xyz_m", "scale": "scale_m"}
 
@@ -84,10 +81,7 @@ def load_freihand(config: DataConfig) -> Index:
     first = root / paths[0]
     size_px = image_sizes_px(read_file, [str(first)])[0]  # height, width; 0 if it cannot be read
     if {"K", "xyz"} <= labels.keys():  # one row per pose, before they are repeated for the versions
-        of_poses = project_px(labels["K"], labels["xyz"])
-        if size_px.all():
-            _require_size(first, size_px, labels["K"], of_poses)
-        keypoints_px = of_poses.astype(np.float32)[images % poses]
+        keypoints_px = project_px(labels["K"], labels["xyz"]).astype(np.float32)[images % poses]
     if box == "center":
         if not size_px.all():
             raise UserError(
@@ -172,19 +166,3 @@ def _check_camera_frame(file: Path, name: str, rows: npt.NDArray[np.float64]) ->
         )
     if name != "K":
         require_metres(file, rows)
-
-
-def _require_size(
-    image: Path, size_px: npt.NDArray[np.int64], cameras: npt.NDArray[np.float64], keypoints_px: npt.NDArray[np.float64]
-) -> None:
-    """Raise a `UserError` if the labels belong to images of another size than one of a height and width.
-
-    The image of a whole camera has the camera's centre in its middle, and a cropped one the hand's. Here neither is.
-    """
-    middle = np.array([size_px[1] / 2, size_px[0] / 2])
-    camera, hand = np.median(cameras[:, :2, 2], axis=0), np.nanmedian(keypoints_px, axis=(0, 1))
-    if all((np.abs(centre / middle - 1) > _OFF_CENTRE).any() for centre in (camera, hand)):
-        raise UserError(
-            f"{image} has {size_px[1]} x {size_px[0]} pixels, but its labels are of images of about "
-            f"{2 * camera[0]:.0f} x {2 * camera[1]:.0f}. Use images and labels of one size."
-        )

@@ -131,6 +131,19 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
         yield place, one, image_of[one["image_id"]]
 
 
+def require_widths(file: Path, box: npt.NDArray[np.float64], sizes_px: npt.NDArray[Any]) -> None:
+    """Raise a `UserError` if most boxes x, y, width, height (N, 4) are rather the corners x0, y0, x1, y1.
+
+    Then they end outside of their images, of widths and heights (N, 2), and their second corners do not.
+    """
+    outside = (box[:, :2] + box[:, 2:] > sizes_px).any(axis=1)
+    if 2 * outside.sum() > len(box) and (box[:, 2:] <= sizes_px).all():
+        raise UserError(
+            f"{file}: most boxes end outside of their images; expected bbox as x, y, width, height. Are these the "
+            "corners x0, y0, x1, y1? Then subtract x0, y0."
+        )
+
+
 def plain_name(name: str) -> str:
     """A file's name in the form in which names are compared: Unicode's NFC, and without "./" before it."""
     return unicodedata.normalize("NFC", name.removeprefix("./"))

@@ -241,7 +241,8 @@ NETWORK = nn.Linear(6, 6)
 
 
 def embedded(batch: Tensor, rows: slice) -> Tensor:
-    return NETWORK(batch[rows]).repeat(2, 1, 1)
+    result: Tensor = NETWORK(batch[rows]).repeat(2, 1, 1)
+    return result
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,8 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     if world.world_size == 1:
         yield
         return
+    if absent := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise UserError(f"{absent[0]} is not set: expected where rank 0 is. Start the processes with torchrun")
     if world.world_size > world.local_world_size:
         _choose_interface(os.environ["MASTER_ADDR"])
     # NCCL's sums overlap with the backward pass. By default its stream has the lowest priority, as the loader's.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import parse_json
+from peclr_dali.parsing import parse_json, regular
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pose.metrics import CONSTANTS, METRICS, Metric, constants_in_words
@@ -75,7 +76,9 @@ def _read_run(root: Path, name: str) -> Run:
             "no steps. Name a run of pretrain or finetune"
         )
     evaluation = root / "evaluation" / "metrics.json"
-    results = parse_json(evaluation.read_bytes()) if evaluation.exists() else None
+    results: Any = {} if evaluation.exists() else None
+    with suppress(FileNotFoundError, ValueError):
+        results = parse_json(regular(evaluation).read_bytes())
     if results is not None and not (isinstance(results, dict) and {"metrics", "constants"} <= results.keys()):
         raise UserError(f"{evaluation}: expected what 'evaluate' writes. Run it again, or move the file away")
     return Run(folder, name, folder.read_config(), rows, folder.read_validations(), results)

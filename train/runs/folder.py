@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import PACKAGE, parse_json
+from peclr_dali.parsing import PACKAGE, parse_json, regular
 from peclr_dali.pipelines.config import refuse_among_images
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import first_difference, load_config, read_toml, to_toml
@@ -156,7 +156,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     What is no row is left out, such as a last line that a kill left half written.
     """
     rows = []
-    for line in file.read_bytes().splitlines(keepends=True) if file.exists() else []:
+    for line in regular(file).read_bytes().splitlines(keepends=True) if file.exists() else []:
         with suppress(ValueError):
             if line.endswith(b"\n") and isinstance(row := parse_json(line), dict) and type(row.get("step")) is int:
                 rows.append(row)

@@ -186,8 +186,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
         """In the first step: a ValueError if other tensors would get a gradient, which no rank would sum or drop."""
         if self._is_checked:
             return
-        known, nodes = {*known}, {result.grad_fn}
-        seen = set[Any]()
+        known, seen = {*known}, set[Any]()
+        nodes: set[Any] = {result.grad_fn}
         while nodes:
             seen.add(node := nodes.pop())
             if getattr(node, "variable", None) not in {None, *known}:  # that of a leaf of the graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import tarfile
@@ -20,11 +21,14 @@ from peclr_dali.pipelines.files.image_file import BadImage
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.shards.tar_index import TarIndex, label_arrays, scan_tar
 
+_COMPRESSED: Final = re.compile(r"\.(tar\.\w+|tgz)$", re.IGNORECASE)
 _AT_ONCE: Final = 256
 """Images that are read ahead of the writer."""
 
 _ENDING_OF: Final = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}
 """By the first byte of an image."""
+
+log = logging.getLogger(__name__)
 
 Place = tuple[bytes, int, int, int]
 """An image's name, the number of its tar file, its offset and size there."""
@@ -140,6 +144,10 @@ def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -
         UserError: there are none with images, one cannot be read, or the index cannot be written.
     """
     tars = sorted(folder.rglob("*.tar"))
+    if compressed := sorted(file.name for file in folder.rglob("*.t*") if _COMPRESSED.search(file.name)):
+        log.warning(
+            "%d compressed archives are left out, such as %s: unpack them to .tar", len(compressed), compressed[0]
+        )
     places = list[Place]()
     for number, tar in enumerate(tars):
         places += [(name, number, offset, size) for name, offset, size in scan_tar(tar)]

@@ -42,6 +42,10 @@ COCO = {
         {"image_id": 10, "bbox": [1, 1, 30, 10], "iscrowd": "1"},
     ],
 }
+CORNERS = {
+    "images": [{"id": 0, "file_name": "b.jpg", "width": 80, "height": 60}],
+    "annotations": [{"image_id": 0, "bbox": [50, 10, 60, 30]}],
+}
 
 
 @pytest.fixture
@@ -203,6 +207,7 @@ PLAIN = "file,x0,y0,x1,y1\n"
         ("b.json", json.dumps(COCO).replace('"image_id": 8', '"image_id": 3'), "of the 5 images has the id '3'"),
         ("b.json", json.dumps(COCO).replace('"id": 8', '"id": 9'), "several images have the same id"),
         ("b.json", json.dumps(COCO).replace("[50, 10, 10, 20]", '"none"'), "annotation 0: bbox is none"),
+        ("b.json", json.dumps(CORNERS), "most boxes end outside of their images; expected bbox as x, y, w"),
         ("b.txt", "", "expected a .csv or .json file"),
         ("missing/b.csv", None, "No such file or directory; expected boxes as CSV"),
     ],

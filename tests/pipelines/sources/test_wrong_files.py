@@ -61,6 +61,14 @@ def test_a_root_without_permission_is_one_line(home: Path, source: Any) -> None:
         load_index(config)
 
 
+@pytest.mark.parametrize("source", ["ho3d", "dexter_object"])
+def test_images_of_another_size_than_their_labels_are_one_line(home: Path, source: Any) -> None:
+    for image in (home / source).rglob("*.png"):
+        layouts.write_image(image, 1600, 1200)
+    with layouts.one_line("has 1600 x 1200 pixels, but its labels are of images of about"):
+        load_index(DataConfig(source=source, root=str(home / source)))
+
+
 def test_names_that_are_not_utf8_are_names_like_others(tmp_path: Path) -> None:
     name = b"h\xe4nde".decode(errors="surrogateescape")
     root = tmp_path / "images"

@@ -285,10 +285,15 @@ def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("file", "words"), [("metrics.jsonl", "has no rows"), ("evaluation/worst.png", "holds no pictures of 576 x 212")]
+    ("file", "words"),
+    [
+        ("metrics.jsonl", "has no rows"),
+        ("evaluation/metrics.json", "metrics.json: expected what 'evaluate' writes"),
+        ("evaluation/worst.png", "holds no pictures of 576 x 212"),
+    ],
 )
-def test_an_empty_file_of_a_run_is_one_line(file: str, words: str, folder: Path, tmp_path: Path) -> None:
-    (copied(folder / "tuned", tmp_path) / file).write_bytes(b"")
+def test_a_cut_file_of_a_run_is_one_line(file: str, words: str, folder: Path, tmp_path: Path) -> None:
+    (copied(folder / "tuned", tmp_path) / file).write_bytes(b"{" if file.endswith("n") else b"")
     with pytest.raises(UserError, match=words):
         write_report([tmp_path / "tuned"], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()

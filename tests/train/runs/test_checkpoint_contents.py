@@ -53,6 +53,7 @@ WRONG = {
     "side as text": saved_by_torch({**WHOLE, "config": {**WHOLE["config"], "geometry": {"side_px": "32"}}}),
     "network as a tensor": saved_by_torch({**WHOLE, "network": torch.zeros(1)}),
     "network of numbers": saved_by_torch({**WHOLE, "network": {"w": 1.0}}),
+    "tensors by number": saved_by_torch({**WHOLE, "network": {1: torch.zeros(1)}}),
 }
 
 
@@ -63,6 +64,8 @@ def test_weights_that_are_not_finite_are_not_loaded(tmp_path: Path) -> None:
     quantized = torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.qint8)
     with pytest.raises(UserError, match=r"a.pth: w holds no plain numbers"):
         require_finite({"w": quantized}, "a.pth")
+    with pytest.raises(UserError, match=r"bn1.running_var is negative somewhere; expected variances"):
+        require_finite({"bn1.running_mean": torch.tensor([-1]), "bn1.running_var": torch.tensor([1.0, -1])}, "a.pth")
 
 
 @pytest.mark.parametrize("kind", WRONG)
