@@ -1,4 +1,4 @@
-"""Applies the further augmentations of `views.appearance`: loops that Numba compiles on a CPU, tensors on a GPU."""
+"""Applies the further augmentations of `views.appearance`: to view after view on a CPU, to tensors on a GPU."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _AT_ONCE = 64
 """Views that are changed together."""
 
 _IN_LOOPS = frozenset({"cpu"})
-"""Devices whose views are changed by compiled loops. Tests empty this set to compare the GPU's code with the oracle."""
+"""Devices that change one view after the other. Tests empty this set to compare the GPU's code with the oracle."""
 
 for _helper in {helper for change in CHANGES.values() for helper in change.helpers}:
     register_jitable(_helper)
 _compiled = cached(numba.njit, nogil=True, fastmath={"contract"}, error_model="numpy")
-_LOOPS = {column: _compiled(change.loop) for column, change in CHANGES.items()}
+_LOOPS = {column: _compiled(change.loop) if change.helpers else change.loop for column, change in CHANGES.items()}
 
 
 def apply_appearance(

@@ -1,9 +1,9 @@
 """The further augmentations of finished views: keys, draws and arithmetic (paper, Fig. 5 and 6).
 
 The keys belong to the configuration, so this file imports neither torch nor Numba.
-render/apply_appearance.py applies the augmentations: on a CPU, Numba compiles the loops over a view's pixels; on a GPU,
-torch computes with tensors of many views. Both use the same tables. A view has the same bits in any batch: nothing is
-summed over views. Greys and noise are whole-number arithmetic, the same on every device.
+render/apply_appearance.py applies the augmentations: on a CPU to view after view, by OpenCV or in loops over pixels
+that Numba compiles; on a GPU torch computes with tensors of many views. Both use the same tables. A view has the same
+bits in any batch: nothing is summed over views. Greys and noise are whole-number arithmetic, the same on every device.
 """
 
 from __future__ import annotations
@@ -156,28 +156,14 @@ def _drop_colour_of_tensors(views: Tensor) -> Tensor:
     return grey[..., None]
 
 
-def _squared_slope(a: Any, b: Any, c: Any, d: Any, f: Any, g: Any, h: Any, i: Any) -> Any:
-    """Squared length of the 3 x 3 Sobel gradient: greys a b c above the pixel, d and f beside it, g h i below."""
-    across, down = c - a + i - g + (f - d) * F(2), g - a + i - c + (h - b) * F(2)
-    return across * across + down * down
-
-
 def _sobel(views: Views, rows: IntArray) -> None:
-    side = views.shape[1]
-    grey = np.empty((side + 2, side + 2), F)  # mirrored at the border
+    import cv2
+
     for n in rows:
-        view = views[n]
-        for y in range(side):
-            for x in range(side):
-                grey[y + 1, x + 1] = _grey(F(view[y, x, 0]), F(view[y, x, 1]), F(view[y, x, 2]))
-            grey[y + 1, 0], grey[y + 1, side + 1] = grey[y + 1, 2], grey[y + 1, side - 1]
-        grey[0], grey[side + 1] = grey[2], grey[side - 1]
-        for y in range(side):
-            p, q, r = grey[y], grey[y + 1], grey[y + 2]
-            for x in range(side):
-                squared = _squared_slope(p[x], p[x + 1], p[x + 2], q[x], q[x + 2], r[x], r[x + 1], r[x + 2])
-                level = np.uint8(min(np.sqrt(squared) / F(1000) + F(0.5), F(255)))
-                view[y, x, 0], view[y, x, 1], view[y, x, 2] = level, level, level
+        grey = cv2.transform(views[n].astype(F), np.array([[299, 587, 114]], F))
+        across, down = (cv2.Sobel(grey, cv2.CV_32F, dx, 1 - dx) for dx in (1, 0))
+        length = cv2.magnitude(across, down) / F(1000) + F(0.5)
+        views[n] = cv2.merge([np.minimum(length, F(255)).astype(np.uint8)] * 3)  # broadcasting is slower
 
 
 def _sobel_of_tensors(views: Tensor) -> Tensor:
@@ -185,8 +171,9 @@ def _sobel_of_tensors(views: Tensor) -> Tensor:
 
     side = views.shape[1]
     grey = pad(_grey(*views.unbind(3)), (1, 1, 1, 1), mode="reflect")
-    around = [(y, x) for y in range(3) for x in range(3) if (y, x) != (1, 1)]
-    squared: Tensor = _squared_slope(*(grey[:, y : y + side, x : x + side] for y, x in around))
+    (a, b, c), (d, _, f), (g, h, i) = ([grey[:, y : y + side, x : x + side] for x in range(3)] for y in range(3))
+    across, down = c - a + i - g + (f - d) * 2, g - a + i - c + (h - b) * 2
+    squared: Tensor = across * across + down * down
     return squared.sqrt_().div_(1000)[..., None]
 
 
@@ -227,35 +214,13 @@ def _blur_tables(draws: FloatArray, side_px: int) -> Arrays:
     return weights.astype(np.float32), np.minimum(mirrored, 2 * side_px - 2 - mirrored)
 
 
-def _blur(views: Views, rows: IntArray, weights: FloatArray, mirrored: IntArray) -> None:
-    """Blur the views along the rows, then along the columns."""
-    side, long, reach = views.shape[1], len(mirrored), weights.shape[1] // 2
-    wide, blurred, total = np.empty(3 * long, F), np.empty((long, 3 * side), F), np.empty(3 * side, F)
-    for m in range(len(rows)):
-        view = views[rows[m]]
-        for y in range(long):
-            row = view[mirrored[y]]
-            wide[3 * reach : 3 * (reach + side)] = row.reshape(-1)
-            for x in range(reach):
-                for channel in range(3):
-                    wide[3 * x + channel] = row[mirrored[x], channel]
-                    wide[3 * (reach + side + x) + channel] = row[mirrored[reach + side + x], channel]
-            _weigh(wide, 3, weights[m], blurred[y])
-        for y in range(side):
-            _weigh(blurred[y:].reshape(-1), 3 * side, weights[m], total)
-            row = view[y].reshape(-1)
-            for x in range(3 * side):
-                row[x] = np.uint8(min(total[x] + F(0.5), F(255)))
+def _blur(views: Views, rows: IntArray, weights: FloatArray, _: IntArray) -> None:
+    import cv2
 
-
-def _weigh(values: FloatArray, step: int, weights: FloatArray, total: FloatArray) -> None:
-    """Set `total` to the weighted sums of neighbouring values, which are `step` apart."""
-    total[:] = F(0)
-    for tap in range(len(weights)):
-        weight, shifted = weights[tap], values[step * tap : step * tap + len(total)]
-        if weight > 0:  # a narrower blur has zeros at both ends
-            for x in range(len(total)):
-                total[x] += weight * shifted[x]
+    for n, padded in zip(rows, weights, strict=True):
+        taps = padded[padded > 0]  # a narrower blur has zeros at both ends
+        blurred = cv2.sepFilter2D(views[n], cv2.CV_32F, taps, taps, borderType=cv2.BORDER_REFLECT_101)
+        views[n] = (blurred + F(0.5)).astype(np.uint8)
 
 
 def _blur_of_tensors(views: Tensor, weights: Tensor, mirrored: Tensor) -> Tensor:
@@ -327,7 +292,7 @@ class Change(NamedTuple):
         of_tensors: returns n changed views, on any device. Arguments: (n, S, S, 3) uint8 views, tables, constants. The
             result may have one channel for all three, and floating numbers of at least 0, which are rounded and clipped
             afterwards.
-        helpers: functions that the loop calls. Numba compiles them too.
+        helpers: functions that the loop calls. Numba compiles it and them; without any, it is called as it is.
         tables: makes the arrays that depend on the draws. Arguments: (n, COLUMNS) draws, S.
         constants: makes the arrays that depend on `AppearanceConfig` and S only. They are kept on the device.
     """
@@ -340,9 +305,9 @@ class Change(NamedTuple):
 
 
 CHANGES: Final[dict[Column, Change]] = {
-    Column.SOBEL: Change(_sobel, _sobel_of_tensors, (_grey, _squared_slope)),
+    Column.SOBEL: Change(_sobel, _sobel_of_tensors),
     Column.CUT_OUT: Change(_cut_out, _cut_out_of_tensors, tables=_hole_tables),
-    Column.BLUR: Change(_blur, _blur_of_tensors, (_weigh,), _blur_tables),
+    Column.BLUR: Change(_blur, _blur_of_tensors, tables=_blur_tables),
     Column.NOISE: Change(_add_noise, _add_noise_to_tensors, (_mix, _quantile), _noise_tables, _noise_constants),
     Column.COLOUR_DROP: Change(_drop_colour, _drop_colour_of_tensors, (_grey,)),
 }
