@@ -74,9 +74,8 @@ def bench_loader(
     require_images(len(index := load_index(config.data)), batch, index.root)
     from peclr_dali.bench.loaders import compare_loaders, table_of
     from peclr_dali.train.distributed.world import described_world
-    from peclr_dali.train.runs.log import configure_logging, progress_bar
+    from peclr_dali.train.runs.log import progress_bar
 
-    configure_logging()
     rounds, device = Rounds(repeats=repeats, repeat_s=seconds), described_world(config.train.device).device
     with progress_bar("measuring") as progress:
         row = compare_loaders(config, index, rounds, batch=batch, peers=peers, device=device, progress=progress)
@@ -102,9 +101,8 @@ def bench_train(
     from peclr_dali.bench import training
     from peclr_dali.bench.measure import Rounds
     from peclr_dali.bench.rows import markdown
-    from peclr_dali.train.runs.log import configure_logging, progress_bar
+    from peclr_dali.train.runs.log import progress_bar
 
-    configure_logging()
     rounds = Rounds(repeats=repeats, repeat_s=seconds, warmup_s=1.0)
     with progress_bar("stepping") as progress:
         row = training.bench_train(config, [file.stem for file in files], rounds, progress)

@@ -21,7 +21,7 @@ import click
 
 from peclr_dali import __version__
 from peclr_dali.bench import commands as measurements
-from peclr_dali.errors import AnotherRankFailed, OneLine, UserError
+from peclr_dali.errors import AnotherRankFailed, UserError
 from peclr_dali.machine import keep_freed_memory
 from peclr_dali.train.commands import data, networks, training
 from peclr_dali.train.commands.options import CALL, as_called, is_first_on_host, is_main_rank, say
@@ -58,8 +58,6 @@ class Commands(click.Group):
         keep_freed_memory()
         # Torch's C++ code writes a page of stack frames as a warning for each attempt to connect to the other ranks.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        if logging.lastResort is not None:  # this handler prints the warnings of commands that configure no log
-            logging.lastResort.setFormatter(OneLine("%(message)s"))
         if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
             sys.stdout.reconfigure(errors="backslashreplace")
         program = CALL.replace("python cli.py", "cli.py")
@@ -147,6 +145,9 @@ def main() -> None:
       python cli.py pretrain -c configs/peclr_rn50.toml -c configs/cards/rtx_11gb.toml \\
           --set data.source=folder --set data.root=/path/to/images
     """
+    from peclr_dali.train.runs.log import configure_logging
+
+    configure_logging()
 
 
 main.help = as_called(main.help or "")

@@ -162,7 +162,8 @@ def _sobel(views: Views, rows: IntArray) -> None:
     for n in rows:
         grey = cv2.transform(views[n].astype(F), np.array([[299, 587, 114]], F))
         across, down = (cv2.Sobel(grey, cv2.CV_32F, dx, 1 - dx) for dx in (1, 0))
-        length = cv2.magnitude(across, down) / F(1000) + F(0.5)
+        # cv2.magnitude would give other bits at other places in memory.
+        length = np.sqrt(across * across + down * down) / F(1000) + F(0.5)
         views[n] = cv2.merge([np.minimum(length, F(255)).astype(np.uint8)] * 3)  # broadcasting is slower
 
 

@@ -66,9 +66,7 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     config = pretraining_config(files, overrides)
     from peclr_dali.pipelines.config import refuse_among_images
     from peclr_dali.train.data import preview
-    from peclr_dali.train.runs.log import configure_logging
 
-    configure_logging()
     refuse_among_images(out, config.data)
     require_new(out, force=force)
     preview(config, out, samples=samples)

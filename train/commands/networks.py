@@ -65,9 +65,8 @@ def evaluate(
 
     from peclr_dali.train.config.load import as_toml
     from peclr_dali.train.evaluation.evaluate import evaluate as measure
-    from peclr_dali.train.runs.log import configure_logging, progress_bar
+    from peclr_dali.train.runs.log import progress_bar
 
-    configure_logging()
     settings = [f"data.root={as_toml(data)}"] if data is not None else []
     crop = options.pop("crop")
     if submission:
@@ -129,9 +128,8 @@ def predict(
     """
     from peclr_dali.train.pose.predict import EXPECTED, FILE
     from peclr_dali.train.pose.predict import predict as run_prediction
-    from peclr_dali.train.runs.log import configure_logging, progress_bar
+    from peclr_dali.train.runs.log import progress_bar
 
-    configure_logging()
     boxes = Path(box) if box is not None and box.lower().endswith((".csv", ".json")) else None
     box_px = _box_px(box) if box is not None and boxes is None else None
     with progress_bar("predicting") as progress:
@@ -205,10 +203,8 @@ def convert(source: Path, out: Path, force: bool) -> None:
     evaluate, predict and export take it as a run. Names and shapes are checked. No code in the file is run. Encoders
     of the authors need no conversion: finetune --from reads them.
     """
-    from peclr_dali.train.runs.log import configure_logging
     from peclr_dali.train.weights import convert as run
 
-    configure_logging()
     require_new(out, force=force)
     say(run(source, out))
 

@@ -42,9 +42,7 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
 
     config = _resolve(Config, {"run.out": out}, **options)
     from peclr_dali.train.pretrain import pretrain as run
-    from peclr_dali.train.runs.log import configure_logging
 
-    configure_logging()
     folder = run(config, resume)
     if is_main_rank():
         _show_loss(folder)
@@ -75,10 +73,8 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
     config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, **options)
     from peclr_dali.train.finetune import finetune as run
     from peclr_dali.train.pose.pose_run import best_of
-    from peclr_dali.train.runs.log import configure_logging
     from peclr_dali.train.runs.meter import errors_in_words
 
-    configure_logging()
     folder = run(config, resume)
     if is_main_rank():
         _show_loss(folder)
@@ -108,9 +104,7 @@ def probe(start: str | None, out: str | None, resume: Resume, **options: Any) ->
 
     config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, **options)
     from peclr_dali.train.read_out import fit_read_out
-    from peclr_dali.train.runs.log import configure_logging
 
-    configure_logging()
     folder = fit_read_out(config, resume)
     say(f"{folder.checkpoints.latest()}")
 
