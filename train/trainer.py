@@ -297,12 +297,12 @@ def before_the_loader(device: torch.device) -> Iterator[None]:
 
 
 def set_threads(threads: int | None, world: World) -> None:
-    """Set torch's CPU threads: as configured, else this process's share of the cores.
+    """Set torch's CPU threads: as configured, but no more than cores, else this process's share of the cores.
 
     torchrun's default is one thread per process. A single process keeps torch's choice, limited by the quota of CPU
     time.
     """
-    if threads is None:
-        share = max(1, available_cores() // world.local_world_size)
-        threads = share if world.local_world_size > 1 else min(share, torch.get_num_threads())
-    torch.set_num_threads(threads)
+    cores = available_cores()
+    share = max(1, cores // world.local_world_size)
+    usual = share if world.local_world_size > 1 else min(share, torch.get_num_threads())
+    torch.set_num_threads(min(threads or usual, cores))  # more would wait for each other

@@ -58,7 +58,8 @@ class StepsConfig:
         device: "auto" uses a GPU if there is one.
         compile: torch.compile the network: fewer and larger kernels, after a longer start.
         channels_last: keep the network's tensors channels-last.
-        threads: CPU threads of torch. Unset: torch's choice for one process, else the process's share of the cores.
+        threads: CPU threads of torch, at most one per core. Unset: torch's choice for one process, else the process's
+            share of the cores.
     """
 
     epochs: Count = 100

@@ -89,9 +89,9 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 12)  # torch's own choice, which knows no quota
     monkeypatch.setattr("peclr_dali.train.trainer.available_cores", lambda: 9)
-    for threads, processes in ((None, 1), (None, 2), (None, 16), (3, 2)):
+    for threads, processes in ((None, 1), (None, 2), (None, 16), (3, 2), (1024, 1)):
         set_threads(threads, World(world_size=processes, local_world_size=processes))
-    assert chosen == [9, 4, 1, 3]
+    assert chosen == [9, 4, 1, 3, 9]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
     set_threads(None, World())
     assert chosen[-1] == 6
