@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import random
 import re
 import shutil
@@ -163,24 +162,6 @@ def test_the_newest_whole_checkpoint_is_found(images: Path, uninterrupted: Path,
     output = run(images, out)
     assert output.count("is incomplete or damaged: using step_000000006.pt instead") == 2
     assert_same_weights(uninterrupted, out)
-
-
-def test_an_error_on_one_rank_stops_all_in_one_line(images: Path, tmp_path: Path) -> None:
-    """The data is missing on one host."""
-    out = tmp_path / "one_rank"
-    processes = ranks.start_ranks(3, _without_data_on_rank_1, str(images), str(out), log=out.with_suffix(".log"))
-    output = ranks.finish(processes, out.with_suffix(".log"), code=2)
-    lines = [line for line in output.splitlines() if "error" in line]  # Gloo tells of itself, too
-    assert len(lines) == 1
-    assert "Traceback" not in output
-    assert lines[0].startswith(f"rank 1 on {platform.node()}: error: {images}/nowhere: ")
-    assert not out.exists()
-
-
-def _without_data_on_rank_1(images: str, out: str) -> None:
-    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # as if each rank had a host of its own
-    root = Path(images, "nowhere") if os.environ["RANK"] == "1" else Path(images)
-    ranks.pretrain(tiny_run.settings(root, Path(out)))
 
 
 def test_a_full_disk_stops_all_ranks_and_the_run_goes_on_when_there_is_room(
