@@ -30,8 +30,7 @@ def _fail_on_ranks_1_and_2(out: str) -> None:
 
 
 def test_the_lowest_failed_rank_raises_its_error_through_nested_calls(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    ranks.finish(ranks.start_ranks(3, _fail_on_ranks_1_and_2, str(tmp_path), log=log), log)
+    ranks.run_ranks(3, _fail_on_ranks_1_and_2, str(tmp_path), log=tmp_path / "log")
     found = [(tmp_path / str(rank)).read_text() for rank in range(3)]
     elsewhere = "AnotherRankFailed('rank 1 has failed; see its output')"
     assert found == [elsewhere, "ZeroDivisionError('division by zero')", elsewhere]
@@ -62,16 +61,12 @@ def pretrain_where_rank_1_differs(what: str, settings: list[str], *others: str) 
     ],
     ids=["device", "precision", "data", "rate"],
 )  # fmt: skip
-def test_ranks_that_differ_do_not_begin(what: str, others: list[str], said: str, tmp_path: Path) -> None:
+def test_ranks_that_differ_do_not_begin(what: str, others: list[str], said: str, images: Path, tmp_path: Path) -> None:
     """Their weights would part without a message, or they would wait for each other in vain."""
-    tiny_run.write_images(tmp_path / "all")
     tiny_run.write_images(tmp_path / "few", 49)
-    settings = tiny_run.settings(tmp_path / "all", tmp_path / "run", "train.precision=fp32")
-    started = ranks.start_ranks(
-        2, pretrain_where_rank_1_differs, what, settings, *(one.format(here=tmp_path) for one in others),
-        log=tmp_path / "log",
-    )  # fmt: skip
-    output = ranks.finish(started, tmp_path / "log", code=2)
+    settings = tiny_run.settings(images, tmp_path / "run", "train.precision=fp32")
+    differing = [one.format(here=tmp_path) for one in others]
+    output = ranks.run_ranks(2, pretrain_where_rank_1_differs, what, settings, *differing, log=tmp_path / "log", code=2)
     line = next(line for line in output.splitlines() if "error" in line)
     assert re.search(f"error: the ranks have {said}", line)
     assert output.count("error: ") == (2 if what == "device" else 1)

@@ -94,9 +94,9 @@ def test_a_resumed_run_goes_on_counting(stopped: tuple[Path, str], images: Path,
 
 
 def test_two_ranks_write_one_file(images: Path, tmp_path: Path) -> None:
-    out, log = tmp_path / "out", tmp_path / "log"
+    out = tmp_path / "out"
     keys = ("train.micro_batch=6", "data.max_bad_share=0.5", "run.log_every=5", "run.checkpoint_every=7")
-    ranks.finish(ranks.start_ranks(2, ranks.pretrain, tiny_run.settings(images, out, *keys), log=log), log)
+    ranks.run_ranks(2, ranks.pretrain, tiny_run.settings(images, out, *keys), log=tmp_path / "log")
     met = expected(tiny_run.STEPS)
     assert {name: times for name, (_, times) in quarantine(out).items()} == {NAMES[row]: met[row] for row in met}
 
