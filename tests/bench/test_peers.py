@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.bench.peers import (
-    PEERS,
-    Peer,
-    dali_plain,
-    opencv,
-    torchvision,
-    workers,
-)
+from peclr_dali.bench.peers import PEERS, Peer, dali_plain, opencv, torchvision, workers
 from peclr_dali.bench.peers.workers import Draws, Files, draw, source_to_view_px
 from peclr_dali.pipelines.views.augmentation import ColourConfig, GeometryConfig
 from tests.pipelines.harness import smooth_image

@@ -177,10 +177,7 @@ def compared(
         return {"pa_epe_cm": table + ours[seed] + of_hand[:, None] if name == "ours" else table, "groups": groups}
 
     study = study_of(Path("data"), range(len(ours)), pretrain_seeds)
-    with (
-        patch.object(measure, "measured", measured),
-        patch.object(measure, "measure_constants", return_value={}),
-    ):
+    with patch.object(measure, "measured", measured), patch.object(measure, "measure_constants", return_value={}):
         return compare(study, study.compare[0])
 
 

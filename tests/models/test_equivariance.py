@@ -74,13 +74,6 @@ def test_equals_a_loop_over_samples_and_points(variant: Variant) -> None:
     np.testing.assert_allclose(back.numpy(), expected, atol=1e-11)
 
 
-def test_points_are_interleaved_and_y_points_down() -> None:
-    # A quarter turn clockwise on the screen carries +x to +y, which points down.
-    matrix = torch.tensor([[[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]]])
-    back = undo_view(torch.tensor([[0.0, 1.0, 0.0, 2.0]]), matrix)
-    torch.testing.assert_close(back, torch.tensor([[1.0, 0.0, 2.0, 0.0]]))
-
-
 def test_upstream_equals_the_authors_procedure_written_as_a_loop() -> None:
     """OpenCV's rotation by minus the drawn angle about the mean, after the shift; both rows are normalised."""
     generator = torch.Generator().manual_seed(5)

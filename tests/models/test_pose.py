@@ -116,18 +116,6 @@ def test_root_depth_is_finite_for_any_output(values: list[float]) -> None:
     assert solve_root_depth(normalized, depths, HAND.reference_bone).isfinite().all()
 
 
-def test_normalized_keypoints_do_not_depend_on_the_view() -> None:
-    joints_m, _, k, matrix = random_hands(100, seed=2)
-    source_px = project(joints_m, k)
-    in_view = normalize_keypoints(moved(source_px, matrix), view_intrinsics(k, matrix))
-    torch.testing.assert_close(in_view, joints_m[..., :2] / joints_m[..., 2:], atol=1e-10, rtol=0)
-    torch.testing.assert_close(project(joints_m, view_intrinsics(k, matrix)), moved(source_px, matrix))
-    homogeneous = torch.cat([source_px, torch.ones(100, 21, 1, dtype=torch.float64)], dim=2)
-    for intrinsics in (k, k[:1]):  # one each, and one for all
-        expected = homogeneous @ torch.linalg.inv(intrinsics).mT
-        torch.testing.assert_close(normalize_keypoints(source_px, intrinsics), expected[..., :2])
-
-
 def test_network_turns_a_perfect_head_into_the_true_hand() -> None:
     joints_m, scale_m, k, matrix = random_hands(64, seed=4)
     depths = relative_depths(joints_m, scale_m, "wrist")

@@ -146,12 +146,9 @@ def test_one_factor_scales_hue_and_saturation_and_a_margin_is_the_reciprocal_mag
 @pytest.mark.parametrize(
     ("table", "key", "value"),
     [
-        (GeometryConfig, "rotation_deg", (45, -45)),
         (GeometryConfig, "scale", (0.0, 1.0)),
-        (GeometryConfig, "fill", 256),
         (GeometryConfig, "crop_side_frac", (0.0, 1.0)),
         (AppearanceConfig, "sobel_probability", 1.1),
-        (AppearanceConfig, "cut_out_side_frac", (0.2, 0.1)),
         (AppearanceConfig, "blur_sigma_px", (0, 1)),
         (AppearanceConfig, "noise_std", -1),
     ],

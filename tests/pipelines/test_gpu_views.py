@@ -92,8 +92,7 @@ def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
 
 @pytest.mark.parametrize("regions", [False, True])
 @pytest.mark.parametrize(
-    ("decoder", "views", "images_on"),
-    [("gpu", "gpu", "gpu"), ("cpu", "gpu", "gpu"), ("cpu", "cpu", "cpu")],
+    ("decoder", "views", "images_on"), [("gpu", "gpu", "gpu"), ("cpu", "gpu", "gpu"), ("cpu", "cpu", "cpu")]
 )
 def test_decoded_images_are_where_views_are_made(
     decoder: Place, views: Made, images_on: str, regions: bool, outputs: list[Any]
@@ -345,12 +344,7 @@ def test_the_loader_gives_the_same_batches_on_a_gpu_and_on_a_cpu(decoder: Place,
     [("gpu", "gpu", 1.0), ("gpu", "gpu", 0.0), ("cpu", "gpu", 0.0), ("gpu", "dali", 1.0), ("gpu", "dali", 0.0)],
 )
 def test_views_under_a_busy_gpu_equal_those_at_rest(
-    decoder: Place,
-    views: Made,
-    engines: float,
-    tmp_path: Path,
-    record: Record,
-    monkeypatch: pytest.MonkeyPatch,
+    decoder: Place, views: Made, engines: float, tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than 50,000 views in each case: a kernel or a copy that runs too early would show."""
     monkeypatch.setattr("peclr_dali.pipelines.render.dali_graph._ENGINES_SHARE", engines)

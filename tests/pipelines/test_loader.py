@@ -23,7 +23,7 @@ from PIL import Image as PillowImage
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS, Quarantine
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Bytes, Index, Store, of_same_group, read_file
+from peclr_dali.pipelines.samples.index import Bytes, Index, Store, of_same_group, read_file
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import EpochOrder, Order, build_order
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
@@ -208,14 +208,6 @@ def test_odd_files_among_good_ones(renderer: RendererName, tmp_path: Path, caplo
                     magnification = batch.views[0].matrix[row, :, :2].norm(dim=0)
                     np.testing.assert_allclose(size_px * magnification, 60, atol=1e-2)
     assert all(count >= 25 for count in seen.values())
-
-
-def test_a_source_of_bad_files_only_is_one_clear_error(tmp_path: Path) -> None:
-    for number in range(8):
-        (tmp_path / f"{number}.jpg").write_bytes(b"")
-    index = Index("folder", tmp_path, [f"{n}.jpg" for n in range(8)], np.array([WHOLE_IMAGE] * 8, np.float32))
-    with pytest.raises(UserError, match="cannot be used"):
-        load(index, batch=4)
 
 
 @pytest.fixture

@@ -43,17 +43,6 @@ def test_substitutes_are_a_function_of_the_place() -> None:
     assert not np.array_equal(order.substitutes(2, 17, 8), EpochOrder(1000, 1000, seed=1).substitutes(2, 17, 8))
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(0, 5))
-def test_ranks_together_load_the_global_batch(shares: list[int], step: int) -> None:
-    batch, edges = sum(shares), np.cumsum([0, *shares])
-    loaded = [
-        RankSlice(batch, start, stop).positions(step)
-        for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-    ]
-    np.testing.assert_array_equal(np.concatenate(loaded), np.arange(step * batch, (step + 1) * batch))
-
-
 def test_the_order_of_one_source_has_not_changed() -> None:
     """Golden: recorded before there were mixtures. A change here would make every resumed run another one."""
     order = build_order(index_of([1000]), batch=64, seed=7)

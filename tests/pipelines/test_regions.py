@@ -51,12 +51,8 @@ def test_views_of_regions_equal_views_of_whole_images(renderer: RendererName, fi
     sizes = [(720, 1280)] * 8 + [(721, 1283)] * 8 + [(1500, 401)] * 4 + [(300, 300)] * 4
     encoded = []
     for row, size in enumerate(sizes):
-        flags = (
-            cv2.IMWRITE_JPEG_PROGRESSIVE,
-            int(row % 5 == 4),
-            cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
-            SUBSAMPLINGS[row % 4],
-        )
+        sampling = (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, SUBSAMPLINGS[row % 4])
+        flags = (cv2.IMWRITE_JPEG_PROGRESSIVE, int(row % 5 == 4), *sampling)
         encoded.append(np.frombuffer(jpeg(smooth_image(rng, *size, sigma_px=1.5), *flags), np.uint8))
     boxes = [
         [rng.uniform(-50, width + 50), rng.uniform(-50, height + 50), rng.uniform(60, 300)] for height, width in sizes

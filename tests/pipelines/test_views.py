@@ -176,19 +176,6 @@ def test_keypoints_land_where_the_picture_shows_them(renderer: RendererName, swe
     assert max(errors_px) < 0.1
 
 
-@pytest.mark.parametrize("probability", [0, 0.5])
-def test_the_loss_frame_and_the_pixel_frame_are_one_map(probability: float) -> None:
-    """Augmentation and source-to-view matrix agree on where a point of the source goes."""
-    geometry = GeometryConfig(crop_probability=probability, flip_probability=probability)
-    draws = draws_of(Augmentation(geometry), 16)
-    points_px = np.random.default_rng(0).uniform(0, 224, (16, 2))
-    for draw, point_px in zip(draws, points_px, strict=True):
-        augmentation, to_view_px = reference.view_matrices(CENTER_BOX, (224, 224), draw, 128)
-        canonical = (point_px - CENTER_BOX[:2]) / CENTER_BOX[2]
-        through_augmentation = (augmentation @ [*canonical, 1] + 0.5) * 128
-        np.testing.assert_allclose(to_view_px @ [*point_px, 1], through_augmentation, atol=1e-9)
-
-
 @pytest.mark.parametrize("renderer", RENDERERS)
 def test_a_mirrored_sample_is_the_mirrored_image(renderer: RendererName) -> None:
     """Flip image, box and keypoints by hand: the same view, the same keypoints in it, the same augmentation to undo."""

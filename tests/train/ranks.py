@@ -67,6 +67,11 @@ def finish(processes: Sequence[BaseProcess], log: Path, *, timeout_s: float = 30
         kill(processes)
 
 
+def run_ranks(world_size: int, target: Callable[..., None], *arguments: Any, log: Path, code: int = 0) -> str:
+    """`start_ranks` and `finish`: what the ranks printed."""
+    return finish(start_ranks(world_size, target, *arguments, log=log), log, code=code)
+
+
 def _one_rank(
     rank: int, world_size: int, port: int, log: str, target: Callable[..., None], arguments: Sequence[Any]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali import cli
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.subsets import rows_not_listed, write_bad_list
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.data import DOES_NOT_DECODE, ENDS_THE_DECODER, check_data
+from tests.command_line import as_options, run_cli
 from tests.pipelines.harness import jpeg, smooth_image
 from tests.pipelines.test_loader import UNDECODABLE
 from tests.train import tiny_run
@@ -57,7 +56,7 @@ def test_the_list_leaves_out_what_is_bad(images: Path, tmp_path: Path) -> None:
     ("bad", "code", "last"), [(0, 0, "0 of 3 images"), (2, 1, "data.bad_list="), (3, 2, "no image")]
 )
 def test_the_exit_code_says_whether_all_some_or_no_images_can_be_used(
-    bad: int, code: int, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bad: int, code: int, last: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first image shows two hands; the first `bad` images are empty files."""
     root, boxes = tmp_path / "images", tmp_path / "boxes.csv"
@@ -68,11 +67,7 @@ def test_the_exit_code_says_whether_all_some_or_no_images_can_be_used(
     hands = (f"{row}.jpg,0,0,{edge},{edge},right" for row, edge in ((0, 20), (0, 30), (1, 20), (2, 20)))
     boxes.write_text("\n".join(["file,x0,y0,x1,y1,hand", *hands]))
     words = [f"data.root={root}", "data.source=folder", f"data.box={boxes}"]
-    settings = [word for setting in words for word in ("--set", setting)]
-    monkeypatch.setattr(sys, "argv", ["cli.py", "check-data", *settings, str(tmp_path / "b.jsonl")])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert (ended.value.code or 0) == code
+    assert run_cli("check-data", *as_options(words), str(tmp_path / "b.jsonl")) == code
     told = capsys.readouterr()
     assert f"{bad} of 3 images cannot be used" in told.out
     assert last in (told.err if code == 2 else told.out).splitlines()[-1]

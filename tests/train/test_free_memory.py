@@ -34,12 +34,13 @@ def test_a_limit_on_the_gpu_memory_of_the_process_counts(
     assert memory.free_bytes(World(device=torch.device("cuda", 0))) == expected * GIB
 
 
-def test_lack_of_gpu_memory_in_a_step_says_what_to_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_gpu_memory_in_a_step_says_what_to_change(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(Pretraining, "step", fail)
-    tiny_run.write_images(tmp_path / "images")
     with pytest.raises(torch.OutOfMemoryError) as found:
-        pretrain(tiny_run.config_of(tmp_path / "images", tmp_path / "run"))
+        pretrain(tiny_run.config_of(images, tmp_path / "run"))
     assert found.value.__notes__[0].startswith("Lower train.micro_batch")

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.load import load_config
-from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.runs.folder import RunFolder
@@ -37,13 +34,9 @@ def check_freed(run: Callable[[Any], RunFolder], config: Any) -> None:
     assert gc.get_freeze_count() == frozen
 
 
-def test_pretraining_is_freed(tmp_path: Path) -> None:
-    tiny_run.write_images(tmp_path / "images")
-    settings = tiny_run.settings(tmp_path / "images", tmp_path / "run", "train.epochs=1")
-    check_freed(pretrain, load_config(Config, [], settings))
+def test_pretraining_is_freed(images: Path, tmp_path: Path) -> None:
+    check_freed(pretrain, tiny_run.config_of(images, tmp_path / "run", "train.epochs=1"))
 
 
-def test_fine_tuning_is_freed(tmp_path: Path) -> None:
-    tiny_hands.write_hands(tmp_path / "hands", 12)
-    settings = tiny_hands.settings(tmp_path / "hands", tmp_path / "run", "train.epochs=1")
-    check_freed(finetune, load_config(FinetuneConfig, [], settings))
+def test_fine_tuning_is_freed(hands: Path, tmp_path: Path) -> None:
+    check_freed(finetune, tiny_hands.config_of(hands, tmp_path / "run", "train.epochs=1"))

@@ -144,8 +144,7 @@ def one_recorded_rank(recompute: str) -> None:
 @pytest.mark.parametrize("recompute", ["never", "always"])
 def test_a_recorded_step_of_two_ranks_does_the_same(recompute: str, tmp_path: Path) -> None:
     """One has two micro-batches, the other one."""
-    log = tmp_path / "log"
-    ranks.finish(ranks.start_ranks(2, one_recorded_rank, recompute, log=log), log)
+    ranks.run_ranks(2, one_recorded_rank, recompute, log=tmp_path / "log")
 
 
 def test_a_recorded_step_leaves_its_results_and_waits_for_nothing() -> None:

@@ -141,8 +141,7 @@ def one_rank(root: str, out: str) -> None:
 
 def test_figures_are_the_same_to_the_bit_on_two_ranks(hands: Path, tmp_path: Path) -> None:
     """On one rank the same function is called, here: another process's thread counts may change the last bits."""
-    log = tmp_path / "log"
-    ranks.finish(ranks.start_ranks(2, one_rank, str(hands), str(tmp_path / "rank"), log=log), log)
+    ranks.run_ranks(2, one_rank, str(hands), str(tmp_path / "rank"), log=tmp_path / "log")
     one_rank(str(hands), str(tmp_path / "alone"))
     first, second, alone = (json.loads(file.read_text()) for file in sorted(tmp_path.glob("*.json"))[::-1])
     assert first == second

@@ -47,7 +47,7 @@ def test_three_ranks_give_the_gradient_of_one(images: str, tmp_path: Path) -> No
     for count in (1, RANKS):
         out = tmp_path / str(count)
         out.mkdir()
-        ranks.finish(ranks.start_ranks(count, one_rank, images, str(out), log=out / "log"), out / "log")
+        ranks.run_ranks(count, one_rank, images, str(out), log=out / "log")
         outcomes[count] = [torch.load(out / f"{rank}.pt") for rank in range(count)]
     ((loss, expected, statistics, positions),) = outcomes[1]
     assert [outcome[3].tolist() for outcome in outcomes[RANKS]] == [

@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data") / "images"
-    tiny_run.write_images(root, count=24)
-    return root
-
-
 def distance(embeddings: Tensor) -> Tensor:
     """Mean squared distance of the two views on the unit sphere."""
     first, second = F.normalize(embeddings, dim=2)
@@ -37,7 +30,7 @@ def distance(embeddings: Tensor) -> Tensor:
 
 
 def test_a_loss_of_ones_own_trains(images: Path, tmp_path: Path) -> None:
-    config = load_config(Config, [], tiny_run.settings(images, tmp_path / "run", "train.epochs=2"))
+    config = load_config(Config, [], tiny_run.settings(images, tmp_path / "run", "train.epochs=1"))
     with narrow_resnet18():
         folder = pretrain(config, loss=distance)
         rows = folder.read_metrics()
@@ -49,7 +42,7 @@ def test_a_loss_of_ones_own_trains(images: Path, tmp_path: Path) -> None:
             pretrain(config, "auto")
         with pytest.raises(UserError, match=r"loss\.name = 'distance': expected 'nt_xent'"):
             pretrain(load_config(Config, [folder.config_file], []), "auto")
-        other = load_config(Config, [], tiny_run.settings(images, tmp_path / "other", "train.epochs=2"))
+        other = load_config(Config, [], tiny_run.settings(images, tmp_path / "other", "train.epochs=1"))
         pretrain(other, loss=NTXent(temperature=0.5))
         with pytest.raises(UserError, match=r"was 'NTXent\(temperature=0.5\)', is now 'NTXent\(temperature=5.0\)'"):
             pretrain(other, "auto", loss=NTXent(temperature=5.0))
@@ -74,4 +67,4 @@ def test_a_row_of_metrics_waits_twice(images: Path, tmp_path: Path, monkeypatch:
     settings = ["train.epochs=1", "train.recompute=never", "run.log_every=1"]
     with narrow_resnet18():
         pretrain(tiny_run.config_of(images, tmp_path / "run", *settings))
-    assert reads == ["item", "tolist"] * 2
+    assert reads == ["item", "tolist"] * 4

@@ -43,7 +43,7 @@ def test_a_second_start_is_one_line_and_touches_nothing(resume: str, images: Pat
     try:
         wait_for(lambda: len(steps_of(out)) > 2)
         again = pretrain(images, out, "train.epochs=100000", resume=resume)
-        output = ranks.finish(ranks.start_ranks(1, ranks.command, again, log=logs[1]), logs[1], code=2)
+        output = ranks.run_ranks(1, ranks.command, again, log=logs[1], code=2)
         assert first.is_alive()
     finally:
         first.terminate()

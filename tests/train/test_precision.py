@@ -24,12 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize(
     ("avx512_bf16", "amx", "side_px", "expected"),
-    [
-        (True, False, 32, "bf16"),
-        (False, True, 128, "bf16"),
-        (False, False, 128, "fp32"),
-        (True, True, 31, "fp32"),
-    ],
+    [(True, False, 32, "bf16"), (False, True, 128, "bf16"), (False, False, 128, "fp32"), (True, True, 31, "fp32")],
 )
 def test_auto_is_bf16_where_a_cpu_is_fast_and_right(
     monkeypatch: pytest.MonkeyPatch, avx512_bf16: bool, amx: bool, side_px: int, expected: str

@@ -171,8 +171,7 @@ def one_recorded_rank(recompute: str, folder: str) -> None:
 @pytest.mark.parametrize(("world_size", "recompute"), [(2, "never"), (2, "always"), (2, "auto"), (3, "auto")])
 def test_a_replayed_step_of_several_ranks_is_the_step(world_size: int, recompute: str, tmp_path: Path) -> None:
     """Of two ranks, one has two micro-batches. Exchanges are made in each replay, between two graphs."""
-    log = tmp_path / "log"
-    ranks.finish(ranks.start_ranks(world_size, one_recorded_rank, recompute, str(tmp_path), log=log), log)
+    ranks.run_ranks(world_size, one_recorded_rank, recompute, str(tmp_path), log=tmp_path / "log")
     for rank in range(world_size):
         outcomes = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
         for expected, found in zip(outcomes[::2], outcomes[1::2], strict=True):

@@ -40,8 +40,7 @@ def finetuning(tmp_path: Path) -> RunFolder:
 
 
 @pytest.mark.parametrize(
-    ("run", "state", "by"),
-    [(pretraining, Pretraining, signal.SIGHUP), (finetuning, Finetuning, signal.SIGTERM)],
+    ("run", "state", "by"), [(pretraining, Pretraining, signal.SIGHUP), (finetuning, Finetuning, signal.SIGTERM)]
 )
 def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
     run: Callable[[Path], RunFolder],
@@ -114,20 +113,18 @@ def test_a_run_whose_images_disappear_is_saved_and_goes_on_when_they_are_back(
 
 @pytest.mark.usefixtures("logging_set_back")
 def test_a_run_without_its_folder_ends_with_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny_run.write_images(tmp_path / "images")
     at_step(5, lambda: shutil.rmtree(tmp_path / "run"), monkeypatch)
-    settings = tiny_run.settings(tmp_path / "images", tmp_path / "run", "run.checkpoint_every=100")
+    settings = tiny_run.settings(images, tmp_path / "run", "run.checkpoint_every=100")
     capsys.readouterr()
     assert run_cli("pretrain", *as_options(settings)) == 1
     assert f"error: run.out = {tmp_path / 'run'} was removed" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "run").exists()
 
 
-def test_a_full_disk_behind_stderr_ends_no_run(tmp_path: Path) -> None:
-    tiny_run.write_images(tmp_path / "images")
-    words = as_options(tiny_run.settings(tmp_path / "images", tmp_path / "run"))
+def test_a_full_disk_behind_stderr_ends_no_run(images: Path, tmp_path: Path) -> None:
+    words = as_options(tiny_run.settings(images, tmp_path / "run"))
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, tiny_run.CLI, "pretrain", *words],

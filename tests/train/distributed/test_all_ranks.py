@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,11 +20,6 @@ from peclr_dali.train.distributed.world import World, described_world, joined
 from tests.train import ranks, tiny_run
 
 
-def test_one_process_raises_its_own_error() -> None:
-    with pytest.raises(ZeroDivisionError):
-        on_all_ranks(World(), lambda: 1 / 0)
-
-
 def _fail_on_ranks_1_and_2(out: str) -> None:
     world = described_world("cpu")
     with joined(world, 60.0):
@@ -34,8 +30,7 @@ def _fail_on_ranks_1_and_2(out: str) -> None:
 
 
 def test_the_lowest_failed_rank_raises_its_error_through_nested_calls(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    ranks.finish(ranks.start_ranks(3, _fail_on_ranks_1_and_2, str(tmp_path), log=log), log)
+    ranks.run_ranks(3, _fail_on_ranks_1_and_2, str(tmp_path), log=tmp_path / "log")
     found = [(tmp_path / str(rank)).read_text() for rank in range(3)]
     elsewhere = "AnotherRankFailed('rank 1 has failed; see its output')"
     assert found == [elsewhere, "ZeroDivisionError('division by zero')", elsewhere]
@@ -66,16 +61,12 @@ def pretrain_where_rank_1_differs(what: str, settings: list[str], *others: str) 
     ],
     ids=["device", "precision", "data", "rate"],
 )  # fmt: skip
-def test_ranks_that_differ_do_not_begin(what: str, others: list[str], said: str, tmp_path: Path) -> None:
+def test_ranks_that_differ_do_not_begin(what: str, others: list[str], said: str, images: Path, tmp_path: Path) -> None:
     """Their weights would part without a message, or they would wait for each other in vain."""
-    tiny_run.write_images(tmp_path / "all")
     tiny_run.write_images(tmp_path / "few", 49)
-    settings = tiny_run.settings(tmp_path / "all", tmp_path / "run", "train.precision=fp32")
-    started = ranks.start_ranks(
-        2, pretrain_where_rank_1_differs, what, settings, *(one.format(here=tmp_path) for one in others),
-        log=tmp_path / "log",
-    )  # fmt: skip
-    output = ranks.finish(started, tmp_path / "log", code=2)
+    settings = tiny_run.settings(images, tmp_path / "run", "train.precision=fp32")
+    differing = [one.format(here=tmp_path) for one in others]
+    output = ranks.run_ranks(2, pretrain_where_rank_1_differs, what, settings, *differing, log=tmp_path / "log", code=2)
     line = next(line for line in output.splitlines() if "error" in line)
     assert re.search(f"error: the ranks have {said}", line)
     assert output.count("error: ") == (2 if what == "device" else 1)
@@ -90,21 +81,22 @@ def pretrain_where_rank_1_has_no_room(action: str, settings: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("action", "code"), [("load_index", 2), ("Meter", 1)], ids=["agreed", "alone"])
-def test_ranks_leave_at_once_when_one_has_no_room(action: str, code: int, tmp_path: Path) -> None:
+def test_ranks_leave_at_once_when_one_has_no_room(action: str, code: int, images: Path, tmp_path: Path) -> None:
     """The others would wait for ten minutes. Outside of `on_all_ranks` they see that the connection is closed."""
-    tiny_run.write_images(tmp_path / "images")
-    settings = tiny_run.settings(tmp_path / "images", tmp_path / "run", "run.rank_timeout_s=600")
+    settings = tiny_run.settings(images, tmp_path / "run", "train.micro_batch=4", "run.rank_timeout_s=600")
     log = tmp_path / "log"
     where = f"peclr_dali.train.trainer.{action}"
-    processes = ranks.start_ranks(2, pretrain_where_rank_1_has_no_room, where, settings, log=log)
+    processes = ranks.start_ranks(3, pretrain_where_rank_1_has_no_room, where, settings, log=log)
     try:
-        for process, expected in zip(processes, (code, 2), strict=True):
+        for process, expected in zip(processes, (code, 2, code), strict=True):
             process.join(200)
             assert process.exitcode == expected
     finally:
         ranks.kill(processes)
     output = log.read_text()
     (line,) = (line for line in output.splitlines() if "/data/labels.json" in line)
-    assert line.startswith("rank 1 on ")
-    assert "error: /data/labels.json: No space left on device" in line
+    assert line.startswith(f"rank 1 on {platform.node()}: error: /data/labels.json: No space left on device")
     assert ("Traceback" in output) == (code == 1)
+    if code == 2:
+        assert output.count("error: ") == 1
+        assert not (tmp_path / "run").exists()

@@ -66,9 +66,8 @@ def _pretrain_without_rank_2(settings: list[str]) -> None:
         ranks.pretrain(settings)
 
 
-def test_a_rank_that_does_not_come_ends_the_others(tmp_path: Path) -> None:
-    tiny_run.write_images(tmp_path / "images")
-    settings = tiny_run.settings(tmp_path / "images", tmp_path / "run", f"run.rank_timeout_s={LIMIT_S}")
+def test_a_rank_that_does_not_come_ends_the_others(images: Path, tmp_path: Path) -> None:
+    settings = tiny_run.settings(images, tmp_path / "run", f"run.rank_timeout_s={LIMIT_S}")
     started = time.monotonic()
     printed = finish_without(2, 3, _pretrain_without_rank_2, settings, log=tmp_path / "log")
     assert time.monotonic() - started < LIMIT_S + LATER_S + 60  # of imports

@@ -28,8 +28,7 @@ def test_torchrun_reports_a_mistake_of_all_ranks_once(arguments: list[str], expe
     steps = ["--set", "train.batch=8", "--set", "train.micro_batch=4", "--set", "train.device=cpu"]
     command = ["cli.py", "pretrain", "--out", str(tmp_path / "out"), *steps, *filled]
     torchrun = ["--nproc-per-node=2", f"--master-port={ranks.free_port()}"]
-    log = tmp_path / "log"
-    printed = ranks.finish(ranks.start_ranks(1, ranks.torchrun, [*torchrun, *command], log=log), log, code=1)
+    printed = ranks.run_ranks(1, ranks.torchrun, [*torchrun, *command], log=tmp_path / "log", code=1)
     (line,) = (line for line in printed.splitlines() if "error: " in line)
     assert expected.replace("{here}", str(tmp_path)) in line
     assert not (tmp_path / "out").exists()

@@ -97,11 +97,8 @@ def test_each_picture_is_read_once_and_results_are_written_meanwhile(
     with pytest.raises(KeyboardInterrupt):
         predict(run, words, tmp_path / "out", drawings=2)
     assert len(read_predictions(tmp_path / "out")) == 8
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
-        "0000_0.jpg",
-        "0001_1.jpg",
-        "predictions.json",
-    ]
+    written = sorted(file.name for file in (tmp_path / "out").iterdir())
+    assert written == ["0000_0.jpg", "0001_1.jpg", "predictions.json"]
     read[:] = ["8.png"] * 10
     predict(run, words, tmp_path / "out", drawings=0)
     assert sorted(read[10:]) == [f"{number}.png" for number in range(10)]

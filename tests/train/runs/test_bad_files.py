@@ -93,15 +93,10 @@ def test_a_resumed_run_goes_on_counting(stopped: tuple[Path, str], images: Path,
     assert found[NAMES[31]][0].startswith("JPEG cut after")
 
 
-def run_ranks(images: Path, out: Path, *overrides: str, code: int) -> str:
-    log = out.with_suffix(".log")
-    settings = tiny_run.settings(images, out, "train.micro_batch=6", *overrides)
-    return ranks.finish(ranks.start_ranks(2, ranks.pretrain, settings, log=log), log, code=code)
-
-
 def test_two_ranks_write_one_file(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    run_ranks(images, out, "data.max_bad_share=0.5", "run.log_every=5", "run.checkpoint_every=7", code=0)
+    keys = ("train.micro_batch=6", "data.max_bad_share=0.5", "run.log_every=5", "run.checkpoint_every=7")
+    ranks.run_ranks(2, ranks.pretrain, tiny_run.settings(images, out, *keys), log=tmp_path / "log")
     met = expected(tiny_run.STEPS)
     assert {name: times for name, (_, times) in quarantine(out).items()} == {NAMES[row]: met[row] for row in met}
 

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from peclr_dali.train.pretrain import pretrain
-from tests.train.tiny_run import config_of, rows_of, write_images
+from tests.train.tiny_run import config_of, rows_of
 
 
 @pytest.mark.usefixtures("narrow")
-def test_tensorboard_has_the_rows_of_a_resumed_run(tmp_path: Path) -> None:
-    write_images(tmp_path / "images")
-    config = config_of(tmp_path / "images", tmp_path / "run", "train.epochs=2", "run.checkpoint_every=4")
+def test_tensorboard_has_the_rows_of_a_resumed_run(images: Path, tmp_path: Path) -> None:
+    config = config_of(images, tmp_path / "run", "train.epochs=2", "run.checkpoint_every=4")
     pretrain(config)
     (tmp_path / "run" / "checkpoints" / "step_000000008.pt").unlink()
     pretrain(config, "auto")
