@@ -49,9 +49,9 @@ class NTXent(AnchorLoss):
     """Normalised temperature-scaled cross entropy over N positive pairs (SimCLR; PeCLR, eq. 1 and 3).
 
     Each of the 2N embeddings is an anchor: its pair is the positive, the other 2N - 2 are negatives. Similarity is the
-    cosine, so lengths do not matter. Computed in log space in float32, also under autocast; float64 stays float64. The
-    similarity matrix is never in memory as a whole, only `TILE_ELEMENTS` of it. There are no second
-    derivatives: `create_graph=True` is a NotImplementedError.
+    cosine, so lengths between 1e-12 and 1e18 do not matter. Computed in log space in float32, also under autocast;
+    float64 stays float64. The similarity matrix is never in memory as a whole, only `TILE_ELEMENTS` of it. There are no
+    second derivatives: `create_graph=True` is a NotImplementedError.
 
     Attributes:
         temperature: divides the cosine. The default is the authors' value; the paper gives none.
@@ -72,7 +72,7 @@ class NTXent(AnchorLoss):
             raise ValueError(f"rows = {rows!r}: expected consecutive samples within {range(samples)}")
         with torch.autocast(embeddings.device.type, enabled=False):
             exact = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
-            unit = F.normalize(exact, dim=2).view(-1, dim)  # (2N, D)
+            unit = F.normalize(exact, dim=2).reshape(-1, dim)  # (2N, D)
             total: Tensor = _TiledCrossEntropy.apply(unit, rows, self.temperature)  # type: ignore[no-untyped-call]
             return total / (2 * samples)
 

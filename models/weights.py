@@ -188,9 +188,9 @@ def require_finite(state: Mapping[str, Tensor], origin: str) -> None:
     """
     for name, tensor in state.items():
         is_dense = tensor.layout is torch.strided and not tensor.is_meta
-        has_numbers = is_dense and not tensor.is_complex() and not tensor.is_quantized
+        has_numbers = is_dense and (tensor.is_floating_point() or tensor.dtype == torch.int64)  # of counters
         if not (has_numbers and bool(tensor.float().isfinite().all())):
-            found = "NaN or infinity" if has_numbers else "no plain numbers (sparse, complex, quantized or on meta)"
+            found = "NaN or infinity" if has_numbers else "no floats (integers, sparse, complex, quantized or on meta)"
             raise UserError(f"{origin}: {name} holds {found}; expected finite weights. Name another file")
         if name.endswith("running_var") and bool((tensor < 0).any()):  # their root would be NaN in evaluation
             raise UserError(f"{origin}: {name} is negative somewhere; expected variances. Name another file")

@@ -114,8 +114,8 @@ def described_ranks(rank: int | None = None, world_size: int | None = None) -> R
     if unnumbered or not 0 <= ranks.rank < ranks.world_size:
         where = " (RANK and WORLD_SIZE in the environment)" if rank is None else ""
         raise UserError(
-            f"rank = {ranks.rank} and world_size = {ranks.world_size}{where}: expected a rank below the number of "
-            "ranks, or neither of both. Start the processes with torchrun."
+            f"rank = {ranks.rank} and world_size = {ranks.world_size}{where}: expected both, and a rank below the "
+            "number of ranks, or neither. Start the processes with torchrun."
         )
     return ranks
 

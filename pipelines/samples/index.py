@@ -146,6 +146,13 @@ class SourceRows:
     weight: float
 
 
+_ROWS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
+    "box_px": ((3,), "f"), "keypoints_px": ((len(HAND), 2), "f"), "mirror": ((), "b"), "group": ((), "iu")
+}  # fmt: skip
+_KINDS: Final = {"f": "floats", "b": "bools", "i": "integers", "u": "integers"}
+"""The shape of an array's row, and the kinds of its numbers, by their letters in NumPy."""
+
+
 @dataclass(frozen=True)
 class Index:
     """The N samples of a source: files, boxes and labels.
@@ -194,11 +201,16 @@ class Index:
 
     def __post_init__(self) -> None:
         count = len(self.paths)
+        if self.store is None:  # a change of the working folder changes no file
+            object.__setattr__(self, "root", Path(self.root).absolute())
         for name, array in (self._arrays | self.targets).items():
-            if array is not None and len(array) != count:
-                raise ValueError(f"{self.name}: {name} has {len(array)} rows for {count} samples")
-        if self.keypoints_px is not None and self.keypoints_px.shape[1] != len(HAND):
-            raise ValueError(f"{self.name}: found {self.keypoints_px.shape[1]} keypoints, expected {len(HAND)}")
+            row, kinds = _ROWS.get(name, (np.shape(array)[1:], "f"))
+            found = (np.shape(array), np.asarray(array).dtype)
+            if array is not None and (found[0] != (count, *row) or found[1].kind not in kinds):
+                expected = f"an array {(count, *row)} of {' or '.join(map(_KINDS.__getitem__, kinds))}"
+                raise ValueError(f"{self.name}: {name} is {found[0]} of {found[1]}, expected {expected}")
+        if self.partners is not None and not np.isin(self.partners.rows, np.arange(count)).all():
+            raise ValueError(f"{self.name}: partners name rows that are not among its {count} samples")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -233,9 +245,10 @@ class Index:
         return f"{' + '.join(map(str, self.counts))} images (checksums {files:08x} of names, {boxes:08x} of boxes)"
 
     def select(self, rows: IntArray) -> Index:
-        """The index of the samples at `rows`, in this order. The index must have a single source."""
+        """The index of the samples at `rows`, in this order, or of a mask's. The index must have a single source."""
         if self.sources:
             raise ValueError(f"{self.name}: select rows of each source before the sources are joined")
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows
         arrays: dict[str, Any] = {name: None if table is None else table[rows] for name, table in self._arrays.items()}
         return replace(
             self,

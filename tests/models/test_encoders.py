@@ -62,7 +62,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         "no_state.pth": "holds no tensors by name",
         "module.pth": "cannot be read",
         "large.pth": f"{variance} holds NaN or infinity; expected",
-        "meta.pth": "conv1.weight holds no plain numbers",
+        "meta.pth": "conv1.weight holds no floats",
         "gray.pth": r"conv1.weight.*\[64, 1, 7, 7\]",
     }.items():
         with pytest.raises(UserError, match=message) as caught:

@@ -68,3 +68,13 @@ def test_an_exception_leaves_the_buffers_as_they_were() -> None:
         run(model, 6, 2)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [norm.momentum for norm in norms(model)] == [0.1, 0.3]
+
+
+def test_those_of_instance_norm_do_not_depend_on_what_is_computed_twice() -> None:
+    statistics = []
+    for recompute in ("never", "always"):
+        model = network()
+        model[1] = nn.InstanceNorm2d(4, track_running_stats=True, dtype=torch.float64)
+        run(model, 6, 2, recompute)
+        statistics.append(model[1].running_mean)
+    assert torch.equal(*statistics)

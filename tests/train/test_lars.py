@@ -289,3 +289,19 @@ def test_grad_scaler_unscales_before_the_norms_and_skips_overflow() -> None:
     assert scaler.get_scale() == 512.0
     assert all(torch.equal(a, b) for a, b in zip(before, scaled, strict=True))
     torch.testing.assert_close(lars.state_dict(), state, rtol=0, atol=0)
+
+
+def test_a_closure_gives_the_gradients_and_its_loss_is_returned() -> None:
+    weight = nn.Parameter(torch.full((3,), 5.0))
+    optimiser = copy.deepcopy(Lars(torch.optim.SGD([weight], lr=0.1), trust_coefficient=1, clip=False))
+    (copied,) = optimiser.param_groups[0]["params"]
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        loss = copied.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert [optimiser.step(closure) for _ in range(2)] == pytest.approx([75.0, 75.0 * 0.9**2])
+    with pytest.raises(ValueError, match="the inner optimiser maximises"):
+        Lars(torch.optim.SGD([weight], lr=0.1, maximize=True))

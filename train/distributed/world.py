@@ -166,6 +166,8 @@ def described_world(device: str = "auto") -> World:
         UserError: a GPU is requested but missing, there are more processes than GPUs, or the environment is
             inconsistent.
     """
+    if device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"device = {device!r}: expected auto, cpu or cuda; a rank's GPU is that of its LOCAL_RANK")
     rank, world_size, local_rank, local_world_size = described_ranks()
     available = device != "cpu" and torch.cuda.is_available()  # torch warns if it cannot use a GPU that is there
     if device == "cuda" and not available:

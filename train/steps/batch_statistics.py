@@ -1,4 +1,4 @@
-"""Batch norm's running statistics under micro-batches and ranks."""
+"""Running statistics of batch and instance norm under micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from peclr_dali.train.distributed.world import World
 
@@ -30,7 +30,7 @@ def one_momentum_step(network: nn.Module, world: World, micro_batches: int) -> I
     Raises:
         ValueError: a module has momentum None, a cumulative mean.
     """
-    modules = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
+    modules = [m for m in network.modules() if isinstance(m, _NormBase) and m.training and m.running_mean is not None]
     momenta = [module.momentum for module in modules if module.momentum is not None]
     if len(momenta) < len(modules):
         raise ValueError("a batch norm has momentum None, expected a number")

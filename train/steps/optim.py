@@ -6,7 +6,7 @@ import importlib
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, cast
 
 import torch
@@ -51,6 +51,10 @@ class Lars(torch.optim.Optimizer):
         *,
         least_dims: int = 0,
     ) -> None:
+        if any(group.get("maximize") for group in inner.param_groups):
+            raise ValueError(
+                "the inner optimiser maximises; expected one that minimises, with the negative of the loss"
+            )
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.trust_coefficient, self.clip, self.eps = inner, trust_coefficient, clip, eps
         self.least_dims = least_dims
@@ -62,8 +66,15 @@ class Lars(torch.optim.Optimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Scale the gradients and run a step of the inner optimiser."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Scale the gradients, those of `closure` if it is given, and run a step of the inner optimiser.
+
+        Returns what the closure returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             self._scale_gradients(group)
         decaying = [(group, group["weight_decay"]) for group in self.param_groups if "weight_decay" in group]
@@ -74,6 +85,11 @@ class Lars(torch.optim.Optimizer):
         finally:
             for group, decay in decaying:
                 group["weight_decay"] = decay
+        return loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All attributes: torch's own method leaves out those of subclasses, also in a copy."""
+        return vars(self).copy()
 
     def _scale_gradients(self, group: dict[str, Any]) -> None:
         lr, decay = group["lr"], group.get("weight_decay", 0.0)

@@ -90,6 +90,7 @@ def test_invariances(samples: int, dim: int, seed: int) -> None:
     length = torch.rand(samples, 1, generator=generator, dtype=torch.float64) + 0.1
     for changed in (
         nt_xent(second, first),
+        NTXent()(torch.stack([first, second], dim=1).transpose(0, 1)),
         nt_xent(first[order], second[order]),
         nt_xent(first @ rotation, second @ rotation),
         nt_xent(first * length, second),

@@ -10,9 +10,10 @@ from typing import Any, Final, Literal
 
 import cv2
 import numpy as np
+import pytest
 
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import Bytes, Index, Store
+from peclr_dali.pipelines.samples.index import Bytes, Index, Store, of_pairs
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.subsets import write_bad_list
 from peclr_dali.pipelines.sources import load_index
@@ -42,6 +43,32 @@ def test_other_images_are_described_in_other_words(tmp_path: Path) -> None:
     ]
     assert Index("hands", tmp_path / "b", ["1.jpg", "2.jpg"], box_px).in_words() == index.in_words()
     assert len({one.in_words() for one in (index, *others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mirror": np.array([0, 1])}, r"mirror is \(2,\) of int64, expected an array \(2,\) of bools"),
+        ({"keypoints_px": np.zeros((2, 21, 3))}, r"keypoints_px is \(2, 21, 3\) .*expected an array \(2, 21, 2\) of f"),
+        ({"box_px": np.zeros((2, 4))}, r"box_px is \(2, 4\) of float64, expected an array \(2, 3\) of floats"),
+        ({"targets": {"K": np.zeros((3, 3, 3))}}, r"K is \(3, 3, 3\) of float64, expected an array \(2, 3, 3\)"),
+        ({"partners": of_pairs(np.array([[0, 2]]), 2)}, "partners name rows that are not among its 2 samples"),
+    ],
+)
+def test_tables_that_do_not_fit_are_named(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        Index("hands", tmp_path, ["1.jpg", "2.jpg"], **{"box_px": np.zeros((2, 3), np.float32), **given})
+
+
+def test_masks_choose_rows_and_a_relative_folder_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b.jpg").write_bytes(b"b")
+    index = Index("hands", Path(), ["a.jpg", "b.jpg"], np.zeros((2, 3), np.float32))
+    assert index.select(np.array([True, True])).paths == ["a.jpg", "b.jpg"]
+    monkeypatch.chdir("/")
+    assert index.select(np.array([False, True])).read(0) == b"b"
 
 
 def test_several_sources_become_one_index(tmp_path: Path) -> None:

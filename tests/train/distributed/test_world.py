@@ -82,6 +82,8 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UserError, match=r"4 processes on this machine see 1 GPUs: .* train.device=cpu"):
         described_world()
     assert described_world("cpu").rank == 3
+    with pytest.raises(UserError, match="device = 'cuda:0': expected auto, cpu or cuda"):
+        described_world("cuda:0")
 
 
 def test_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
