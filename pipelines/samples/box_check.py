@@ -101,21 +101,26 @@ def check_keypoints(index: Index) -> None:
     """Check the keypoints of one source against its boxes. A warning counts the hands that are wrong.
 
     Raises:
-        UserError: most hands have a keypoint `_FARTHEST_SIDES` sides from its box's centre, or all in the first pixel.
+        UserError: of most hands, a keypoint is `_FARTHEST_SIDES` sides from its box's centre, all lie in the first
+            pixel, or most lie outside of the box, even if that were three times as large.
     """
     if index.keypoints_px is None:
         return
     boxed = np.flatnonzero(index.box_px[:, 2] > 0)
+    side_px, known = index.box_px[:, 2:], ~np.isnan(index.keypoints_px.sum(axis=2))
     from_center_px = np.nan_to_num(np.abs(index.keypoints_px - index.box_px[:, None, :2]), nan=0.0, posinf=np.inf)
     far = from_center_px.max(axis=(1, 2)) > _FARTHEST_SIDES * index.box_px[:, 2]
     are_fractions = np.nan_to_num(np.abs(index.keypoints_px), nan=0.0, posinf=np.inf).max(axis=(1, 2)) <= 1
-    far |= are_fractions & np.isfinite(index.keypoints_px).any(axis=(1, 2))
-    if not far[boxed].any():
-        return
-    found = _found(index, boxed, far, "hands have keypoints far from their boxes")
-    if 2 * far[boxed].sum() > len(boxed):
-        raise UserError(f"{found}. Expected pixels of the image as displayed, not fractions. Mend them.")
-    log.warning("%s; they are trained on as they are. Mend or remove them", found)
+    far |= are_fractions & known.any(axis=1)
+    if far[boxed].any():
+        found = _found(index, boxed, far, "hands have keypoints far from their boxes")
+        if 2 * far[boxed].sum() > len(boxed):
+            raise UserError(f"{found}. Expected pixels of the image as displayed, not fractions. Mend them.")
+        log.warning("%s; they are trained on as they are. Mend or remove them", found)
+    elsewhere = 2 * ((from_center_px.max(axis=2) > 1.5 * side_px) & known).sum(axis=1) > known.sum(axis=1)
+    if 2 * elsewhere[boxed].sum() > len(boxed):
+        found = _found(index, boxed, elsewhere, "hands lie outside of their boxes")
+        raise UserError(f"{found}. Expected boxes and keypoints, x before y, in pixels of one image. Mend them.")
 
 
 def check_cameras(index: Index) -> None:

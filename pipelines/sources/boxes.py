@@ -184,7 +184,7 @@ def _kinds_of_labels(file: Path, columns: Collection[str]) -> list[str]:
 def _coco_rows(file: Path) -> Iterator[_Row]:
     content = parse_json(file.read_bytes())
     boxes, sizes_px = [], []
-    category_of = {one["id"]: str(one["name"]) for one in content.get("categories", [])}
+    category_of = {str(one["id"]): str(one["name"]) for one in content.get("categories", [])}
     for where, one, image in coco_annotations(file, content):
         if int(one.get("iscrowd", 0)):
             continue
@@ -194,7 +194,10 @@ def _coco_rows(file: Path) -> Iterator[_Row]:
         x, y, width, height = box.tolist()
         boxes.append(box)
         sizes_px.append([image.get("width", math.inf), image.get("height", math.inf)])
-        hand = "left" if "left" in category_of.get(one.get("category_id"), "").lower() else "right"
+        category = str(one.get("category_id"))
+        if category_of and "category_id" in one and category not in category_of:
+            raise UserError(f"{where}: no category has the id {category[:80]!r}, so left or right is unknown. Mend it.")
+        hand = "left" if "left" in category_of.get(category, "").lower() else "right"
         yield _Row(where, file_name(image["file_name"]), (x, y, x + width, y + height), hand)
     if boxes:
         require_widths(file, np.array(boxes), np.array(sizes_px))

@@ -18,7 +18,7 @@ from peclr_dali.parsing import as_numbers, file_name, parse_json
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.box_check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.subsets import refuse_key, rows_of_split
+from peclr_dali.pipelines.samples.subsets import hash_of_name, refuse_key, rows_of_split
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
 from peclr_dali.pipelines.sources.label_files import coco_annotations, dataset_file, require_widths
 from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
@@ -94,7 +94,8 @@ def load_coco(config: DataConfig) -> Index:
         group=group,
     )
     _require_sizes(file, index, images, box)
-    return index.select(sized[rows_of_split(group[sized], config.split)])
+    names = np.array([hash_of_name(index.paths[row]) for row in sized.tolist()], np.int64)  # no place in the file
+    return index.select(sized[rows_of_split(names, config.split)])
 
 
 def _keypoints(where: str, annotation: dict[str, Any]) -> list[Any]:

@@ -117,7 +117,7 @@ def _frames(folder: Path) -> list[str]:
             f"{folder}: no {', '.join(ENDINGS)} files, but {sum(others.values())} others; expected the colour frames. "
             "Other kinds are not read: convert them to PNG under the same names."
         )
-    return sorted(frames)
+    return sorted(frames, key=lambda name: (len(name), name))  # image_10 after image_9
 
 
 def _tips_mm(file: Path) -> npt.NDArray[np.float64]:
@@ -127,7 +127,7 @@ def _tips_mm(file: Path) -> npt.NDArray[np.float64]:
         lines = filter(str.strip, path.read_text(encoding="utf-8-sig").splitlines())
         for number, line in enumerate(lines, start=1):
             points = as_numbers([point.split(",") for point in line.split(";") if point.strip()])
-            if points is None or points.shape[1:] != (3,) or len(points) < len(TIPS):
+            if points is None or points.shape[1:] != (3,) or len(points) < len(TIPS) or not np.isfinite(points).all():
                 raise ValueError(f"line {number}: {line.strip()[:60]!r}")
             tips_mm.append(points[: len(TIPS)])
     tips = np.array(tips_mm).reshape(-1, len(TIPS), 3)

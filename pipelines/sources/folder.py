@@ -14,7 +14,7 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
-from peclr_dali.pipelines.samples.subsets import rows_of_split
+from peclr_dali.pipelines.samples.subsets import hash_of_name, rows_of_split
 from peclr_dali.pipelines.sources.boxes import with_boxes
 
 IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
@@ -56,7 +56,10 @@ def load_folder(config: DataConfig) -> Index:
     index = Index(name="/".join(root.parts[-2:]), root=root, paths=paths, box_px=whole)
     if config.box != "center":
         index = with_boxes(index, Path(config.box))
-    return index.select(rows_of_split(index.groups, config.split))
+    if config.split == "all":
+        return index
+    # By name, so that a new image does not move the others.
+    return index.select(rows_of_split(np.array([hash_of_name(path) for path in index.paths]), config.split))
 
 
 def _counts(files: Mapping[str, int]) -> str:

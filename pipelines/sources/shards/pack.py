@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.files.check import check_image
@@ -25,6 +25,7 @@ _COMPRESSED: Final = re.compile(r"\.(tar\.\w+|tgz)$", re.IGNORECASE)
 _AT_ONCE: Final = 256
 """Images that are read ahead of the writer."""
 
+_LOCK: Final = "process.lock"
 _ENDING_OF: Final = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}
 """By the first byte of an image."""
 
@@ -76,16 +77,20 @@ def pack(
         raise UserError(f"{out} is not empty: name a new folder for the tar files")
     unfinished = out.with_name(f"{out.name}.unfinished")
     for path in unfinished.glob("*"):
-        if not re.match(r"shard-\d+\.tar|index\.npz", path.name):
+        if not re.match(rf"shard-\d+\.tar|index\.npz|{_LOCK}", path.name):
             raise UserError(f"{path}: 'pack' would replace this folder, which it did not write. Name another OUT")
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        with ThreadPoolExecutor(workers) as pool:
+        unfinished.mkdir(parents=True, exist_ok=True)
+        with FileLock(unfinished / _LOCK, blocking=False), ThreadPoolExecutor(workers) as pool:
+            for path in unfinished.glob("[si]*"):
+                path.unlink()
             packed = _write(index, unfinished, per_tar, pool, progress, chosen or {})
-        if out.is_dir():
-            out.rmdir()
-        unfinished.rename(out)
+            (unfinished / _LOCK).unlink()
+            if out.is_dir():
+                out.rmdir()
+            unfinished.rename(out)
+    except Timeout:
+        raise UserError(f"{unfinished}: another 'pack' writes there. Wait for its end, or name another OUT") from None
     except OSError as error:
         raise UserError(
             f"{error.filename or out} cannot be written ({error.strerror}): make room, then pack again"

@@ -60,7 +60,10 @@ class TarIndex:
     def names(self) -> list[str]:
         """The names of the samples: each that of its tar file, and its own within it."""
         tars = [f"{tar}/" for tar in self.tars.tolist()]
-        return [tars[tar] + name.decode() for tar, name in zip(self.tar.tolist(), self.members.tolist(), strict=True)]
+        return [
+            tars[tar] + name.decode(errors="surrogateescape")
+            for tar, name in zip(self.tar.tolist(), self.members.tolist(), strict=True)
+        ]
 
     def write(self, folder: Path) -> None:
         """Write `INDEX_FILE`, completely or not at all."""
@@ -118,7 +121,7 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
             return [
                 (member.name.encode(errors="surrogateescape"), member.offset_data, member.size)
                 for member in tar
-                if member.isfile() and member.name.lower().endswith(IMAGE_ENDINGS)
+                if member.isfile() and member.name.lower().endswith(IMAGE_ENDINGS) and "/._" not in f"/{member.name}"
             ]
     except (tarfile.TarError, OSError) as error:
         raise UserError(

@@ -63,7 +63,8 @@ def test_each_hand_is_a_sample_and_the_rest_is_left_out(
 ) -> None:
     caplog.set_level(logging.INFO)
     boxes = root / f"boxes.{form}"
-    boxes.write_text(start + (HANDS.replace("hand", "Hand", 1) if form == "csv" else json.dumps(COCO)))
+    coco = json.dumps(COCO).replace('"category_id": 1', '"category_id": "1"')
+    boxes.write_text(start + (HANDS.replace("hand", "Hand", 1) if form == "csv" else coco))
     index = load_folder(DataConfig("folder", str(root), box=str(boxes)))
     assert index.paths == ["b.jpg", "b.jpg", "c.jpg"]
     np.testing.assert_array_equal(index.box_px, np.array([(55, 20, 20), (25, 15, 30), (10, 10, 10)], np.float32))
@@ -207,6 +208,7 @@ PLAIN = "file,x0,y0,x1,y1\n"
         ("b.json", json.dumps(COCO).replace('"image_id": 8', '"image_id": 3'), "of the 5 images has the id '3'"),
         ("b.json", json.dumps(COCO).replace('"id": 8', '"id": 9'), "several images have the same id"),
         ("b.json", json.dumps(COCO).replace("[50, 10, 10, 20]", '"none"'), "annotation 0: bbox is none"),
+        ("b.json", json.dumps(COCO).replace('"category_id": 2', '"category_id": 3'), "no category has the id '3'"),
         ("b.json", json.dumps(CORNERS), "most boxes end outside of their images; expected bbox as x, y, w"),
         ("b.txt", "", "expected a .csv or .json file"),
         ("missing/b.csv", None, "No such file or directory; expected boxes as CSV"),

@@ -111,6 +111,7 @@ def only_bmp(root: Path) -> None:
         (rewrite(lambda text: text + text), r"Rigid: 1 frames in color, but 2 lines in annotations/Rigid3D\.txt"),
         (rewrite(lambda text: "1, 2, 3; 4, 5, 6"), r"D\.txt: .*line 1: '1, 2, 3; 4, 5, 6'\); expected a line"),
         (rewrite(lambda text: "a, b, c;" * 6), "line 1: 'a, b, c;"),
+        (rewrite(lambda text: "1, 2, inf;" * 6), "line 1: '1, 2, inf;"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
@@ -123,3 +124,14 @@ def test_frames_without_any_annotation_are_refused(tmp_path: Path) -> None:
     write_dexter_object(tmp_path, {"Pinch": 1}, hidden={("Pinch", 0): [0, 1, 2, 3, 4]})
     with one_line("no fingertip is annotated in any frame"):
         load_dexter_object(DataConfig("dexter_object", str(tmp_path)))
+
+
+def test_frames_without_leading_zeros_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    write_dexter_object(tmp_path, {"Pinch": 11}, hidden={})
+    wanted = load_dexter_object(DataConfig("dexter_object", str(tmp_path)))
+    for number in range(11):
+        frame = tmp_path / f"data/Pinch/color/image_{number:05d}_color.png"
+        frame.rename(frame.with_name(f"image_{number}_color.png"))
+    found = load_dexter_object(DataConfig("dexter_object", str(tmp_path)))
+    assert [path.rpartition("/")[2] for path in found.paths] == [f"image_{number}_color.png" for number in range(11)]
+    np.testing.assert_array_equal(found.targets["xyz_m"], wanted.targets["xyz_m"])

@@ -76,3 +76,14 @@ def test_images_of_other_kinds_are_counted_in_a_warning(root: Path, caplog: pyte
     assert load_folder(DataConfig("folder", str(root))).paths == PATHS
     (record,) = caplog.records
     assert record.message.startswith(f"{root}: 7 images are used; left out: 1 .heic; convert other images to JPEG")
+
+
+def test_a_new_image_moves_at_most_one_other_to_the_other_part(tmp_path: Path) -> None:
+    """Else a network would be measured on images that it was trained on."""
+    for number in range(60):
+        (tmp_path / f"{number:03}.jpg").write_bytes(b"")
+    before = set(load_folder(DataConfig("folder", str(tmp_path), split="val")).paths)
+    (tmp_path / "00.jpg").write_bytes(b"")  # the first in the order
+    after = set(load_folder(DataConfig("folder", str(tmp_path), split="val")).paths)
+    assert len(before) == len(after) == 6
+    assert len(before & after) >= 5

@@ -145,9 +145,9 @@ def test_annotations_are_read_once(root: Path, cache: Path, monkeypatch: pytest.
 
 def test_by_configuration(root: Path) -> None:
     boxes = root.parent / "boxes.csv"
-    write_boxes(boxes, {"evaluation/SM1/rgb/0000.png": [10, 20, 30, 60]})
+    write_boxes(boxes, {"evaluation/SM1/rgb/0000.png": [150, 100, 170, 140]})
     index = load_index(DataConfig(source="ho3d", root=str(root), part="evaluation", box=str(boxes), box_margin=2))
-    np.testing.assert_allclose(index.box_px, [[20, 40, 80], *[[0, 0, 0]] * 3])
+    np.testing.assert_allclose(index.box_px, [[160, 120, 80], *[[0, 0, 0]] * 3])
     half = load_index(DataConfig(source="ho3d", root=str(root), label_fraction=0.5))
     assert len(set(half.groups.tolist())) == 4
     with one_line("evaluation frames are not split"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import os
 import tarfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -23,7 +25,7 @@ from peclr_dali.pipelines.samples.subsets import write_bad_list
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.sources.shards import load_shards, tar_stores
-from peclr_dali.pipelines.sources.shards.pack import Packed, pack
+from peclr_dali.pipelines.sources.shards.pack import Packed, index_tars, pack
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE
 from tests.command_line import run_cli
 from tests.pipelines.harness import RENDERERS, assert_equal, load
@@ -144,6 +146,7 @@ def test_tar_files_of_webdataset_are_indexed_where_they_are(
     names = [f"{'long/' * 30}{row:03}" for row in range(COUNT)]
     for number, rows in enumerate(np.array_split(np.arange(COUNT), 3)):
         with webdataset.TarWriter(str(tmp_path / "part" / f"{number}.tar")) as writer:
+            writer.write({"__key__": f"._{number}", "jpg": b"macOS"})
             for row in rows.tolist():
                 data = source.read(row)
                 writer.write({"__key__": names[row], ("jpg", "png")[row % 2]: data, "json": {"label": row}})
@@ -199,6 +202,12 @@ def test_an_interrupted_pack_leaves_nothing_and_the_next_one_is_whole(
     }
     with pytest.raises(UserError, match="is not empty"):
         pack(source, out, per_tar=7, workers=2)
+
+    def again(done: int, total: int) -> None:
+        pack(source, tmp_path / "two", per_tar=7, workers=2)
+
+    with pytest.raises(UserError, match="another 'pack' writes there"):
+        pack(source, tmp_path / "two", per_tar=7, workers=2, progress=again)
 
 
 @pytest.mark.parametrize(
@@ -275,3 +284,14 @@ def test_an_address_that_cannot_be_read_is_one_line(bucket: Bucket, capsys: pyte
         assert error.startswith("error: ")
         assert root in error
         assert error.count("\n") == 1
+
+
+def test_members_of_tar_files_may_have_names_in_any_encoding(source: Index, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.USTAR_FORMAT, encoding="latin1") as tar:
+        member = tarfile.TarInfo("h\xe4nde.jpg")
+        member.size = len(source.read(0))
+        tar.addfile(member, io.BytesIO(source.read(0)))
+    index_tars(tmp_path)
+    index = load_index(DataConfig("shards", str(tmp_path)))
+    assert [os.fsencode(path) for path in index.paths] == [b"a.tar/h\xe4nde.jpg"]
+    assert index.read(0) == source.read(0)
