@@ -6,6 +6,7 @@ fast.
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import logging
@@ -89,8 +90,9 @@ class Commands(click.Group):
             remedy = "\"pip install '.[all]'\" installs what all commands need, or use .venv/bin/python of 'make setup'"
             _fail(f"{error}. In the checkout, {remedy}")
         except Exception as error:
-            if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
-                _fail(f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path, its permissions and the disk")
+            if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
+                place = os.fsdecode(error.filename or "the output")
+                _fail(f"{place}: {error.strerror}. Check the path, its permissions and the disk")
             if not _ranks_are_joined():
                 raise
             sys.excepthook(*sys.exc_info())  # torch's, which names the rank in each line

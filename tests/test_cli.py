@@ -115,6 +115,14 @@ def test_names_of_files_are_escaped_in_the_log(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "a\\nerror: lost\\x1b[31m: no JPEG\n"
 
 
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "cli.py", "pretrain", "--print-config"]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: the output: No space left on device. Check")
+
+
 def test_a_backend_of_matplotlib_for_notebooks_changes_nothing(tmp_path: Path) -> None:
     backend = "module://matplotlib_inline.backend_inline"
     call = subprocess.run(

@@ -18,6 +18,7 @@ its bytes.
 
 import json
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -189,8 +190,11 @@ def _make_poses(
     take_photo(np.random.default_rng(0), render_hand(hand), hand.intrinsics, _scene(recipe.seed, 0))
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_renderer) as pool:
+        heeded = signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers ignore it until `start_worker`: no tracebacks
+        poses = pool.map(make, *zip(*tasks, strict=True), chunksize=_POSES_PER_TASK)
+        signal.signal(signal.SIGINT, heeded)
         try:
-            yield from pool.map(make, *zip(*tasks, strict=True), chunksize=_POSES_PER_TASK)
+            yield from poses
         finally:
             pool.shutdown(cancel_futures=True)
 

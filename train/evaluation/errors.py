@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import WITH_PARTS
+from peclr_dali.pipelines.config import WITH_PARTS, DataConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config, to_dict
@@ -122,17 +122,21 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
 
     A source that the network was trained on has its own margin there; others have that of the first.
     """
-    margins = {(one.source, one.root): one.box_margin for one in run.config.data}
-    sources = tuple(replace(one, box_margin=margins.get((one.source, one.root), run.box_margin)) for one in config.data)
+    margins = {_place(one): one.box_margin for one in run.config.data}
+    sources = tuple(replace(one, box_margin=margins.get(_place(one), run.box_margin)) for one in config.data)
     network = run.config
     return replace(config, data=sources, geometry=network.geometry, pose=network.pose, encoder=network.encoder)
 
 
+def _place(data: DataConfig) -> tuple[str, Path, str | None]:
+    """Where a source's labels are, however its path is spelt."""
+    return data.source, Path(data.root).resolve(), data.annotations
+
+
 def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
     """Whether the configurations say that an evaluation uses training images of the run."""
-    same = attrgetter("source", "root", "annotations")
     return run.step > 0 and any(
-        same(source) == same(trained)
+        _place(source) == _place(trained)
         and (source.part == trained.part or source.source not in WITH_PARTS)
         and {source.split, trained.split} != {"train", "val"}
         for source in config.data

@@ -160,6 +160,8 @@ def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index
     Raises:
         UserError: it is neither, or the expression is not found in a name.
     """
+    if not groups:
+        raise UserError("--groups '': expected a number of images, a column of the boxes file or an expression")
     file = box_file(data[0]) if len(data) == 1 else None
     column = None if file is None else column_of(file, groups)
     try:
@@ -173,7 +175,7 @@ def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index
     except (re.error, ValueError, ZeroDivisionError) as error:
         raise UserError(f"--groups {groups}: {error}; expected a number of images or a regular expression") from error
     if "" in keys:
-        raise UserError(f"--groups {groups}: no text for {index.paths[keys.index('')]}")
+        raise UserError(f"--groups {groups}: no such column, or no such text for {index.paths[keys.index('')]}")
     return dataclasses.replace(index, group=np.unique(keys, return_inverse=True)[1])
 
 

@@ -32,7 +32,7 @@ from peclr_dali.train.pose.metrics import (
     pck_curve,
 )
 from peclr_dali.train.pose.pictures import pose_picture
-from peclr_dali.train.runs.pictures import Image, save_figure, save_sheet
+from peclr_dali.train.runs.pictures import Image, legend_name, save_figure, save_sheet
 from peclr_dali.writing import write_text
 
 CAPTION_PX = 20
@@ -157,7 +157,7 @@ def save_pck(path: Path, results_of: Mapping[str, Mapping[str, Any]]) -> None:
             for number, (label, results) in enumerate(results_of.items()):
                 pck, width = results["pck"][name], 0.8 / len(results_of)
                 colour = ("#1f6fb4", "#c0504d")[number]
-                curve.plot(factor * np.array(pck["thresholds"]), pck["share"], color=colour, label=label)
+                curve.plot(factor * np.array(pck["thresholds"]), pck["share"], color=colour, label=legend_name(label))
                 means = np.array([*results["per_keypoint"][metric].values()], np.float64)
                 bars.bar(np.arange(len(names)) + width * number, means, width, align="edge", color=colour)
             curve.set_ylim(0, 1)
@@ -185,7 +185,7 @@ def save_worst(path: Path, evaluation: Evaluation, rows: npt.NDArray[np.int64], 
             if errors.get(name) is not None
         ]
         caption: Image = np.full((CAPTION_PX, picture.shape[1], 3), 255, np.uint8)
-        text = "   ".join([Path(errors["file"]).name, *words])
+        text = "   ".join([printable(Path(errors["file"]).name), *words])
         cv2.putText(caption, text, (3, 14), cv2.FONT_HERSHEY_SIMPLEX, 0.42, (0, 0, 0), 1, cv2.LINE_AA)
         pictures.append(np.concatenate([caption, picture]))
     save_sheet(path, pictures, columns=2)

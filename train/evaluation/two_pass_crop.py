@@ -147,7 +147,8 @@ def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> tuple[Pat
     A missing hand, camera or scale is a `UserError`, since the leaderboard needs every image.
     """
     joints_m = poses.joints * labels.scale_m[:, None, None].astype(np.float64)
-    missing = np.flatnonzero(~(np.isfinite(joints_m).all(axis=(1, 2)) & labels.has_camera))
+    is_its_own = poses.samples == np.arange(len(joints_m))  # not a substitute's
+    missing = np.flatnonzero(~(np.isfinite(joints_m).all(axis=(1, 2)) & labels.has_camera & is_its_own))
     if len(missing):
         raise UserError(
             f"no hand for {len(missing)} of {len(joints_m)} images, the first is image {missing[0]}: its file, its "

@@ -16,7 +16,7 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pose.metrics import CONSTANTS
 from peclr_dali.train.report.contents import Measured, Run
 from peclr_dali.train.report.galleries import Picture, Section
-from peclr_dali.train.runs.pictures import level_line, log_axis
+from peclr_dali.train.runs.pictures import legend_name, level_line, log_axis
 
 
 class Chart(NamedTuple):
@@ -83,7 +83,7 @@ def _draw(chart: Chart, runs: Sequence[Run]) -> Picture | None:
         axes = figure.add_subplot()
         for name, known in lines.items():
             dots = chart.held_out or len(known) == 1  # a line needs two values to be visible
-            axes.plot(*zip(*known, strict=True), marker="o" if dots else "", ms=4, label=name)
+            axes.plot(*zip(*known, strict=True), marker="o" if dots else "", ms=4, label=legend_name(name))
         if len(lines) > 1:
             axes.legend()
         if level is not None:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from peclr_dali.errors import UserError
+from peclr_dali.errors import UserError, printable
 from peclr_dali.parsing import regular
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
@@ -96,6 +96,12 @@ def save_figure(path: Path, figure: Figure, *, dpi: int) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=dpi)
     write_bytes(path, buffer.getbuffer())  # only now, since drawing is slow and a kill leaves the file that is open
+
+
+def legend_name(name: str) -> str:
+    """A run's name for a legend: Matplotlib takes $ for mathematics, and leaves out what begins with _."""
+    shown = printable(name).replace("$", r"\$")[:60]
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def log_axis(axis: Axes) -> None:

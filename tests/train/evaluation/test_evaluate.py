@@ -190,7 +190,12 @@ def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: 
     stretches, films = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2], [1] * 5 + [0] * 5
     for groups, wanted in (("4", stretches), ("^(.*)/", films), ("a/|b", films)):
         assert grouped(index, groups).groups.tolist() == wanted
-    for groups, message in (("0", "expected a number"), ("(", "expected a number"), ("b/", "no text for a/00")):
+    for groups, message in (
+        ("0", "expected a number"),
+        ("(", "expected a number"),
+        ("b/", "no such text for a/00"),
+        ("", "expected a number"),
+    ):
         with pytest.raises(UserError, match=message):
             grouped(index, groups)
     none, pck = cast(Any, None), {"pck_0.1": np.array([[1.0], [1.0], [0.0]])}
@@ -201,7 +206,7 @@ def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: 
     data = [DataConfig("folder", str(tmp_path), box=str(boxes))]
     assert grouped(index, "person", data).groups.tolist() == films
     boxes.write_text(boxes.read_text().replace("pa", ""))
-    with pytest.raises(UserError, match="--groups person: no text for a/00"):
+    with pytest.raises(UserError, match="--groups person: no such column, or no such text for a/00"):
         grouped(index, "person", data)
     boxes.write_text(f"{boxes.read_text()}\n{names[0]},9,9,18,18,somebody")
     with pytest.raises(UserError, match="line 12: another 'person' for a hand of the same image"):
@@ -226,6 +231,7 @@ def test_training_data_of_the_run_is_recognised(run: Path) -> None:
         (loaded, [], False),
         (loaded, ["data.split=train"], True),
         (loaded, ["data.split=all"], True),
+        (loaded, [f"data.root={loaded.config.data[0].root}/.", "data.split=all"], True),  # the same folder
         (loaded, ["data.split=all", "data.part=evaluation"], False),
         (on_dexter, ["data.part=evaluation"], True),  # a source without parts has no other images
     ):
@@ -278,8 +284,9 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
         call(run, tmp_path / "out", *settings, submission=True, crop="two-pass", force=True)
     (root / "away.json").rename(root / "evaluation_scale.json")
     (root / "evaluation" / "rgb" / "00000003.jpg").write_bytes(b"broken")
-    with pytest.raises(UserError, match="no hand for 1 of 5 images, the first is image 3"):
-        call(run, tmp_path / "out", *settings, submission=True, crop="two-pass", force=True)
+    for crop in ("two-pass", "boxes"):  # the second one would show another image's hand
+        with pytest.raises(UserError, match="no hand for 1 of 5 images, the first is image 3"):
+            call(run, tmp_path / "out", *settings, submission=True, crop=crop, force=True)
 
 
 def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
