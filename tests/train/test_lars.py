@@ -300,7 +300,7 @@ def test_a_closure_gives_the_gradients_and_its_loss_is_returned() -> None:
         optimiser.zero_grad()
         loss = copied.square().sum()
         loss.backward()
-        return loss.item()
+        return float(loss.detach())
 
     assert [optimiser.step(closure) for _ in range(2)] == pytest.approx([75.0, 75.0 * 0.9**2])
     with pytest.raises(ValueError, match="the inner optimiser maximises"):
