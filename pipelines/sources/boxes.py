@@ -257,10 +257,9 @@ def with_boxes(index: Index, file: Path) -> Index:
         raise UserError(f"{file}: has keypoints and no column 'hand'; expected left or right there. Add the column.")
     if boxes.mirror is None:
         return replace(index, box_px=_with_whole_images(boxes, file, index.paths))
-    images = len(np.unique(boxes.image))
-    if images < len(index):
-        found = f"{len(boxes.image)} hands in {images} of {len(index)} images"
-        _log.info("%s: %s; images without a hand are left out", file, found)
+    images, left = len(np.unique(boxes.image)), np.count_nonzero(boxes.mirror)
+    found = f"{len(boxes.image)} hands, {left} of them left, in {images} of {len(index)} images"
+    _log.info("%s: %s; images without a hand are left out", file, found)
     hands = replace(index.select(boxes.image), box_px=boxes.box_px, mirror=boxes.mirror, group=boxes.image)
     keypoints_px, xyz_m = boxes.labels.get("keypoints_px"), boxes.labels.get("xyz_m")
     if keypoints_px is not None:

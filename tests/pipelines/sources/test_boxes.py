@@ -74,7 +74,7 @@ def test_each_hand_is_a_sample_and_the_rest_is_left_out(
     assert index.group[0] == index.group[1] != index.group[2]
     assert [record.message for record in caplog.records] == [
         *[f"{boxes}: 1 rows repeat a hand of a row before, and are left out"] * (form == "csv"),
-        f"{boxes}: 3 hands in 2 of 5 images; images without a hand are left out",
+        f"{boxes}: 3 hands, 1 of them left, in 2 of 5 images; images without a hand are left out",
     ]
     margin = load_index(DataConfig("folder", str(root), box=str(boxes), box_margin=2.0))
     np.testing.assert_array_equal(margin.box_px[:, 2], [40, 60, 20])
