@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import STRICT, Factor, Fraction, PositiveFraction
+from peclr_dali.bounds import STRICT, Factor, Fraction, NotNegative, PositiveFraction
 from peclr_dali.pipelines.views.appearance import AppearanceConfig as AppearanceConfig
-from peclr_dali.pipelines.views.appearance import Ordered, Range
+from peclr_dali.pipelines.views.appearance import FractionRange, Ordered, Range
 
 G = TypeVar("G", bound="GeometryConfig")
 
@@ -83,25 +83,11 @@ class ColourConfig:
     """
 
     jitter: Literal["hsv", "none"] = "hsv"
-    hue: Range = (0.01, 1.0)
-    saturation: Range = (0.01, 1.0)
-    value_scale: Range = (0.5, 1.0)
-    value_shift: Range = (5.0, 20.0)
+    hue: FractionRange = (0.01, 1.0)
+    saturation: FractionRange = (0.01, 1.0)
+    value_scale: Annotated[tuple[NotNegative, NotNegative], Ordered] = (0.5, 1.0)
+    value_shift: Annotated[tuple[NotNegative, NotNegative], Ordered] = (5.0, 20.0)
     shared_factor: bool = False
-
-    @field_validator("value_scale", "value_shift")
-    @classmethod
-    def _not_negative(cls, value: Range) -> Range:
-        if value[0] < 0:
-            raise ValueError(f"the value is scaled and shifted by numbers of at least 0, found {list(value)}")
-        return value
-
-    @field_validator("hue", "saturation")
-    @classmethod
-    def _shrinking(cls, value: Range) -> Range:
-        if value[0] < 0 or value[1] > 1:
-            raise ValueError(f"a factor of hue or saturation lies in [0, 1], found {list(value)}")
-        return value
 
 
 @dataclass(frozen=True, config=STRICT)
