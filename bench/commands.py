@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands.options import FILE, Number, config_options, pretraining_config
-
-F = TypeVar("F", bound=Callable[..., Any])
+from peclr_dali.train.commands.options import FILE, F, Number, config_options, pretraining_config
 
 
 def record_option(command: F) -> F:

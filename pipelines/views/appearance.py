@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +37,8 @@ QUANTILE_BITS: Final = 12
 
 F, I32 = np.float32, np.int32
 
-N = TypeVar("N", int, float)
 
-
-def _ordered(value: tuple[N, N]) -> tuple[N, N]:
+def _ordered(value: tuple[float, float]) -> tuple[float, float]:
     if value[0] > value[1]:
         raise ValueError(f"a range goes from low to high, found {list(value)}")
     return value

@@ -6,7 +6,7 @@ This file imports neither torch nor DALI nor Numba, so that a mistake in a confi
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
@@ -14,8 +14,6 @@ from pydantic.dataclasses import dataclass
 from peclr_dali.bounds import STRICT, Factor, Fraction, NotNegative, PositiveFraction
 from peclr_dali.pipelines.views.appearance import AppearanceConfig as AppearanceConfig
 from peclr_dali.pipelines.views.appearance import FractionRange, Ordered, Range
-
-G = TypeVar("G", bound="GeometryConfig")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -63,7 +61,7 @@ _STILL: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-def without_augmentation(geometry: G) -> G:
+def without_augmentation(geometry: GeometryConfig) -> GeometryConfig:
     """The geometry of the canonical view: its size and fill, no map. Every field must be in one of the lists above."""
     values = {field.name: _STILL[field.name] for field in fields(geometry) if field.name not in _OF_ALL_VIEWS}
     return replace(geometry, **values)
