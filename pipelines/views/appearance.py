@@ -55,8 +55,7 @@ class AppearanceConfig:
     """Further augmentations of a view's pixels, off by default. The paper studied and rejected them (Fig. 5 and 6).
 
     Each takes an 8-bit view and gives an 8-bit view. They follow the warp and the colour jitter, in the order of the
-    attributes, which is the authors'. Each is applied independently with its own probability
-    (the authors': 0.5).
+    attributes, which is the authors'. Each is applied independently with its own probability (the authors': 0.5).
 
     Attributes:
         sobel_probability: probability of replacing a view by the length of the 3 x 3 Sobel gradient of its grey
