@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands.options import FILE, Number, config_options, pretraining_config
-
-F = TypeVar("F", bound=Callable[..., Any])
+from peclr_dali.train.commands.options import FILE, F, Number, config_options, pretraining_config
 
 
 def record_option(command: F) -> F:
@@ -67,11 +65,12 @@ def bench_loader(
     out, and a line says why.
     """
     config = pretraining_config(files, overrides)
-    from peclr_dali.bench.measure import Rounds, require_images
+    from peclr_dali.bench.measure import Rounds
+    from peclr_dali.pipelines.samples.order import steps_per_epoch
     from peclr_dali.pipelines.sources import load_index
 
-    # Before torch is imported, which takes longer than to list the images.
-    require_images(len(index := load_index(config.data)), batch, index.root)
+    # Too few images are refused before torch is imported, which takes longer than to list them.
+    steps_per_epoch(index := load_index(config.data), batch, table="")
     from peclr_dali.bench.loaders import compare_loaders, table_of
     from peclr_dali.train.distributed.world import described_world
     from peclr_dali.train.runs.log import progress_bar

@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 from scipy.special import stdtrit
 
-from peclr_dali.errors import UserError
+from peclr_dali.train.pose.metrics import Interval
 
 Start = Callable[[], Generator[int]]
 """Makes an endless generator; each item is the number of source images in a finished batch."""
@@ -23,19 +22,11 @@ Progress = Callable[[int, int], None]
 """Called with the number of repeats done and the number of all repeats."""
 
 
-class MeanInterval(NamedTuple):
-    """A mean and its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-def interval_of_mean(values: Sequence[float]) -> MeanInterval:
+def interval_of_mean(values: Sequence[float]) -> Interval:
     """Mean of independent repeats, at least two, and its 95 % interval (Student's t)."""
     mean = statistics.fmean(values)
     half = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
-    return MeanInterval(mean, mean - half, mean + half)
+    return Interval(mean, mean - half, mean + half)
 
 
 class Repeat(NamedTuple):
@@ -75,13 +66,13 @@ class Rate:
             "images": images,
         }
 
-    def over(self, other: Rate) -> MeanInterval:
+    def over(self, other: Rate) -> Interval:
         """How many times as fast as `other`, from rounds in which both were measured.
 
         This is the geometric mean of the rounds' ratios, since a slow round of the machine slows down both.
         """
         logs = [math.log(a / b) for a, b in zip(self.images_per_s, other.images_per_s, strict=True)]
-        return MeanInterval(*map(math.exp, interval_of_mean(logs)))
+        return Interval(*map(math.exp, interval_of_mean(logs)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +125,3 @@ def cpu_seconds() -> float:
         with suppress(psutil.Error, OSError):  # it ended meanwhile
             found_s += sum(process.cpu_times()[:4])
     return found_s
-
-
-def require_images(found: int, batch: int, root: Path, key: str = "--batch") -> None:
-    """Raise a `UserError` if a dataset has fewer images than a batch."""
-    if found < batch:
-        raise UserError(f"{root} has {found} images, fewer than {key} = {batch}: use more images or a smaller batch")

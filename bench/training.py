@@ -13,10 +13,11 @@ from typing import Any, Final
 import torch
 
 from peclr_dali.bench.loaders import make_endless_loader
-from peclr_dali.bench.measure import Progress, Rounds, measure_in_rounds, require_images
+from peclr_dali.bench.measure import Progress, Rounds, measure_in_rounds
 from peclr_dali.bench.rows import Row, describe_machine
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.order import steps_per_epoch
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.config.pretraining import Config
@@ -52,7 +53,6 @@ def bench_train(config: Config, files: Sequence[str], rounds: Rounds, progress: 
     if world.world_size > 1:
         raise UserError("bench-train measures one process: start it without torchrun")
     index, device = load_index(config.data), world.device
-    require_images(len(index), config.train.batch, index.root, "train.batch")
     bench, on_gpu = StepBench(config, index, world), device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
@@ -93,13 +93,14 @@ class StepBench:
 
     def __init__(self, config: Config, index: Index, world: World) -> None:
         batch, device = config.train.batch, world.device
+        epoch_steps = steps_per_epoch(index, batch, micro_batch=config.train.micro_batch)
         set_threads(config.train.threads, world)
         torch.manual_seed(config.run.seed)
         self._device, self.waited_s, self.looped_s = device, 0.0, 0.0
         self._steps = _STEPS_PER_SYNC if device.type == "cuda" else 1
         self._images = self._steps * batch
         self._make_loader = partial(make_endless_loader, index, config, batch, device)
-        self.state = Pretraining(config, world, len(index) // batch, fresh=True)
+        self.state = Pretraining(config, world, epoch_steps, fresh=True)
         with self._make_loader() as loader:
             self.loader_settings = loader.settings
             self.batches = [made.to(device) for made in islice(loader, _IN_MEMORY)]

@@ -46,17 +46,14 @@ def draw_shapes(folder: Path, count: int, side_px: int = 96) -> None:
         cv2.imwrite(str(folder / f"{number:04}.png"), picture)
 
 
-def options(description: str | None, **defaults: int | Path) -> argparse.Namespace:
-    """The options of an example: numbers and paths, with their defaults."""
-    parser = argparse.ArgumentParser(description=description)
-    for name, default in defaults.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    return parser.parse_args()
-
-
 def main() -> None:
     """Draw, train."""
-    args = options(__doc__, images=256, batch=64, epochs=4, data=Path(".data/own_loss"), out=Path("runs/own_loss"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("images", 256), ("batch", 64), ("epochs", 4)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, folder in (("data", ".data/own_loss"), ("out", "runs/own_loss")):
+        parser.add_argument(f"--{name}", type=Path, default=Path(folder))
+    args = parser.parse_args()
     draw_shapes(args.data, args.images)
     settings = [
         "data.source=folder", f"data.root={args.data}", "geometry.side_px=32", "encoder.name=resnet18",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import STRICT, Positive, Width, one_of
@@ -67,20 +67,11 @@ class ProjectorConfig:
 
     Attributes:
         hidden: width of the hidden layer.
-        dim: D = 2m, length of a projection.
+        dim: D = 2m, length of a projection, which is m points (x, y).
     """
 
     hidden: Width = 512
-    dim: Width = 128
-
-    @field_validator("dim")
-    @classmethod
-    def _dim_holds_points(cls, value: int) -> int:
-        if value % 2:
-            raise ValueError(
-                f"dim = {value}, expected an even number such as {value + 1}: a projection is dim / 2 points (x, y)"
-            )
-        return value
+    dim: Annotated[Width, Field(multiple_of=2)] = 128
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -58,8 +58,7 @@ def undo_view(
       translation"); rotation is about the latent origin. For R per axis this is the exact inverse of
       p -> A p + v * range(A p); for one R over all numbers it inverts p -> A p + v * R(z) with the R of the result.
     - "upstream": L2-normalised; shifted back by translation_scale * v * R, R per axis and detached; the rotation (and
-      flip) in A undone about the mean of the sample's points, detached; L2-normalised. Scale is left
-      to the cosine.
+      flip) in A undone about the mean of the sample's points, detached; L2-normalised. Scale is left to the cosine.
     - "direct": A^-1 (z - v L), v in pixels, not scaled to the latent range (supplement, Fig. "translation strategy").
     - "none": z.
 

@@ -121,15 +121,6 @@ def back_project(normalized: Tensor, depth: Tensor) -> Tensor:
     return torch.cat([normalized * depth[..., None], depth[..., None]], dim=2)
 
 
-def wrist_from_palm(joints: Tensor) -> Tensor:
-    """Replace the palm, keypoint 0 of the joints (N, 21, 3), by the wrist (authors' test code).
-
-    The palm is halfway between the wrist and middle_mcp, where the reference bone begins.
-    """
-    wrist = 2 * joints[:, :1] - joints[:, HAND.reference_bone[0]][:, None]
-    return torch.cat([wrist, joints[:, 1:]], dim=1)
-
-
 class RootRefinement(nn.Module):
     """Correction of the root's depth (Spurr et al. 2020, "Weakly supervised 3D hand pose estimation").
 
@@ -212,6 +203,7 @@ class PoseNetwork(nn.Module):
         if self.refinement is not None:
             root_depth = unrefined + self.refinement(normalized, relative_depth, unrefined)
         joints = back_project(normalized, relative_depth + root_depth[:, None])
-        if self.config.first_keypoint == "palm":
-            joints = wrist_from_palm(joints)
+        if self.config.first_keypoint == "palm":  # halfway between the wrist and middle_mcp, where the bone begins
+            wrist = 2 * joints[:, :1] - joints[:, HAND.reference_bone[0]][:, None]  # as in the authors' test code
+            joints = torch.cat([wrist, joints[:, 1:]], dim=1)
         return PoseOutput(keypoints_px, relative_depth, root_depth, unrefined, joints)

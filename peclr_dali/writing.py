@@ -30,7 +30,9 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
             a pipe. The old file, if any, is unchanged, and no partial file is left.
     """
     target = Path(os.path.realpath(path))
-    part = _beside(target)
+    # A new name in the same folder, of at most 255 bytes.
+    name = os.fsdecode(os.fsencode(target.name)[:230])
+    part = target.with_name(f"{name}.{os.getpid()}-{threading.get_ident() & 0xFFFFFF:x}.part")
     try:
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "not a regular file")
@@ -105,12 +107,6 @@ def require_own_results(folder: Path, names: Sequence[str], *, force: bool) -> N
             f"{folder / there[0]}: exists, and {folder} holds no results of this command. Name another folder with "
             "--out, or replace them with --force"
         )
-
-
-def _beside(target: Path) -> Path:
-    """A new name in the same folder, of at most 255 bytes."""
-    name = os.fsencode(target.name)[:230]
-    return target.with_name(f"{os.fsdecode(name)}.{os.getpid()}-{threading.get_ident() & 0xFFFFFF:x}.part")
 
 
 def _sync_folder(folder: Path) -> None:

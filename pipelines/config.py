@@ -13,18 +13,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import (
-    STRICT,
-    Count,
-    Factor,
-    Fraction,
-    Positive,
-    PositiveFraction,
-    Queue,
-    Seed,
-    Threads,
-    one_of,
-)
+from peclr_dali.bounds import STRICT, Count, Factor, Fraction, Positive, PositiveFraction, Queue, Seed, Threads, one_of
 from peclr_dali.errors import UserError
 
 SOURCES: Final = {

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from peclr_dali.models.encoders import Encoder, make_encoder
 from peclr_dali.models.network import ContrastiveNetwork, Normalize
+from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.subsets import in_fraction
@@ -25,9 +26,11 @@ from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.world import World, single_process
 from peclr_dali.train.pose.inference import Progress, canonical_loader, inference
 
-Floats = npt.NDArray[np.float32]
-Pixels = npt.NDArray[np.uint8]
+log = logging.getLogger(__name__)
 
+_FITTED = 0.75
+_NEEDED = 8  # images, of which some are almost surely fitted to, and some measured
+_SHARE = 1 / 16  # of the images that are trained on between two probes
 _CHUNK = 64
 """Views that pass an encoder together, whatever the number of ranks, so that a feature does not depend on it."""
 
@@ -42,7 +45,7 @@ def trained_encoder(saved: Mapping[str, Any], origin: str, config: Config | Fine
 def of_canonical_views(
     function: Callable[[Batch], Sequence[Tensor]],
     index: Index,
-    rows: npt.NDArray[np.int64],
+    rows: IntArray,
     config: Config | FinetuneConfig,
     world: World,
     progress: Progress = lambda *_: None,
@@ -74,10 +77,10 @@ def of_canonical_views(
 def features_of_rows(
     encoder: Encoder | None,
     index: Index,
-    rows: npt.NDArray[np.int64],
+    rows: IntArray,
     config: Config | FinetuneConfig,
     progress: Progress,
-) -> tuple[npt.NDArray[np.int64], Floats, Pixels]:
+) -> tuple[IntArray, FloatArray, npt.NDArray[np.uint8]]:
     """The features of the canonical views of N rows of an index, computed by one process in float32.
 
     Args:
@@ -128,16 +131,6 @@ def fit_ridge(features: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, 
     return weight, intercept - weight @ mean
 
 
-log = logging.getLogger(__name__)
-
-Rows = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
-_FITTED = 0.75
-_NEEDED = 8  # images, of which some are almost surely fitted to, and some measured
-_SHARE = 1 / 16  # of the images that are trained on between two probes
-
-
 class Probe:
     """This rank's share of the labelled images, as canonical views in memory, and the 2D keypoints of all images.
 
@@ -152,7 +145,7 @@ class Probe:
         UserError: so many files are bad that no substitute is left.
     """
 
-    def __init__(self, index: Index, rows: Rows, fitted: Bools, config: Config, world: World) -> None:
+    def __init__(self, index: Index, rows: IntArray, fitted: BoolArray, config: Config, world: World) -> None:
         self._world, self._alpha, side_px = world, config.probe.ridge, config.geometry.side_px
 
         def read(batch: Batch) -> Sequence[Tensor]:
@@ -226,7 +219,7 @@ def build_probe(index: Index, config: Config, world: World) -> Probe | None:
     return probe
 
 
-def probed_rows(index: Index, config: Config) -> tuple[Rows, Bools]:
+def probed_rows(index: Index, config: Config) -> tuple[IntArray, BoolArray]:
     """Rows (N,) of the images to probe, whose keypoints are all known, and (N,) bool, the rows to fit on.
 
     A group stays together.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -21,17 +22,8 @@ _PREALLOCATED_PX: Final = 1024
 """Side of the images for which the GPU's decoder takes memory in advance: without it, its rate is uneven."""
 
 
-def on_cpu(files: Files, threads: int, batch: int) -> Iterator[Any]:
+def on_cpu(files: Files, threads: int, batch: int, decoder: Literal["cpu", "mixed"] = "cpu") -> Iterator[Any]:
     """Endless batches of two views, (3, S, S) float32, by warp_affine, hsv and crop_mirror_normalize."""
-    return _batches(files, threads, batch, "cpu")
-
-
-def on_gpu(files: Files, threads: int, batch: int) -> Iterator[Any]:
-    """The same, decoded and made on the GPU."""
-    return _batches(files, threads, batch, "mixed")
-
-
-def _batches(files: Files, threads: int, batch: int, decoder: Literal["cpu", "mixed"]) -> Iterator[Any]:
     names = [np.frombuffer(os.fsencode(path), np.uint8) for path in files.paths]
     order = endless_batches(len(names), batch)
     source = (([names[sample] for sample in samples], files.boxes_px[samples]) for samples in order)
@@ -49,6 +41,10 @@ def _batches(files: Files, threads: int, batch: int, decoder: Literal["cpu", "mi
         )
         pipeline.set_outputs(*(_view(image, box_px, files.side_px) for _ in range(2)))
     return iter(pipeline.run, None)
+
+
+on_gpu = partial(on_cpu, decoder="mixed")
+"""The same, decoded and made on the GPU."""
 
 
 def _view(image: Any, box_px: Any, view_px: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import cv2
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 
 class Files(NamedTuple):
@@ -81,27 +82,16 @@ def endless_batches(samples: int, batch: int) -> Iterator[list[int]]:
         del order[:batch]
 
 
-MakeBatch = Callable[[Files, Sequence[int]], Any]
-
-
-class _Batches(Dataset[Any]):
-    """A worker gets the samples of a batch and makes it whole."""
-
-    def __init__(self, make_batch: MakeBatch, files: Files) -> None:
-        self._make_batch, self._files = make_batch, files
-
-    def __getitem__(self, samples: Sequence[int]) -> Any:
-        return self._make_batch(self._files, samples)
-
-
-def in_workers(make_batch: MakeBatch, files: Files, workers: int, batch: int) -> DataLoader[Any]:
+def in_workers(
+    make_batch: Callable[[Files, Sequence[int]], Any], files: Files, workers: int, batch: int
+) -> DataLoader[Any]:
     """Endless batches from worker processes, with torch's default prefetch_factor; 4 or 8 were not faster."""
     context = multiprocessing.get_context("forkserver")  # a plain fork is unsafe beside DALI's threads
     context.set_forkserver_preload([make_batch.__module__])
     return DataLoader(
-        _Batches(make_batch, files),
-        sampler=endless_batches(len(files.paths), batch),
-        batch_size=None,
+        range(len(files.paths)),  # type: ignore[arg-type]  # a worker gets the samples of a batch and makes it whole
+        batch_sampler=endless_batches(len(files.paths), batch),
+        collate_fn=partial(make_batch, files),
         num_workers=workers,
         worker_init_fn=_one_thread,
         multiprocessing_context=context,

@@ -14,6 +14,7 @@ from typing import Final
 
 from peclr_dali.bench.studies.run import main
 from peclr_dali.bench.studies.study import RUNS, SCALES, Arm, Claim, Dataset, Scale, ScaleName, Studies, Study
+from peclr_dali.bench.studies.table_1 import BEST
 
 LABELS: Final = {  # a hundredth, a tenth and all of the labels
     "001": ("data.label_fraction=0.01", "train.epochs=300"),
@@ -22,8 +23,7 @@ LABELS: Final = {  # a hundredth, a tenth and all of the labels
 }
 STARTS: Final = {
     "peclr": Arm(),
-    # Section 4.3: the augmentations that serve SimCLR best, as in configs/simclr_rn50.toml
-    "simclr": Arm(["equivariance.variant=none", "geometry.rotation_deg=[0.0, 0.0]", "geometry.translation_frac=0.0"]),
+    "simclr": BEST["simclr_best"],  # section 4.3, as in configs/simclr_rn50.toml
     "version": Arm(["data.positive=version"]),
 }
 

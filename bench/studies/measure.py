@@ -60,7 +60,7 @@ def compare(study: Study, claim: Claim) -> Row:
     if len(of_start) > 1:
         trials = interval_of_mean([float(np.mean(of_one)) for of_one in of_start.values()])
         hands = confidence_intervals({metric: np.mean(tables, axis=0)}, groups=better[0]["groups"])[metric]
-        reach = math.hypot(trials.high - trials.mean, (hands.high - hands.low) / 2)
+        reach = math.hypot(trials.high - trials.value, (hands.high - hands.low) / 2)
     levels = [float(np.mean([metric_of(errors[metric]) for errors in of_arm])) for of_arm in (better, than)]
     constants = measure_constants(*study.held_out(claim.better)).values()
     margins = [sign * (level - known[metric]) for level in levels for known in constants if metric in known]

@@ -19,14 +19,11 @@ from peclr_dali.skeleton import HAND
 Floats = NDArray[np.float64]
 """Array of doubles; shapes and units stand in each docstring."""
 
-
 Pixels = NDArray[np.float32]
 """Array of single-precision values per pixel or per sample."""
 
-
 kernel = cached(numba.njit, nogil=True, fastmath=True, error_model="numpy")
 """Compiles a function to machine code on its first call. The result is kept on disk, for all worker processes."""
-
 
 DIGITS = 5
 SEGMENTS = 3

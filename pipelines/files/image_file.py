@@ -19,10 +19,8 @@ from peclr_dali.pipelines.arrays import IntArray
 MAX_PIXELS: Final = 100_000_000
 """Largest number of pixels of an image: 300 MB of RGB. A header with more is damaged or an attack."""
 
-
 MAX_FILE_BYTES: Final = 2**28
 """Largest file that is read. A file with `MAX_PIXELS` pixels is rarely larger."""
-
 
 MIN_PIXELS: Final = 4
 """Smallest number of pixels of an image, since the CPU's kernel reads eight bytes at once."""

@@ -23,7 +23,6 @@ PaddedImage = npt.NDArray[np.int32]
 
 F, I32, I64 = np.float32, np.int32, np.int64
 
-
 compiled = cached(numba.njit, nogil=True, fastmath=True, error_model="numpy")
 """Compiles a function for this machine; the result is cached on disk and runs without the GIL."""
 

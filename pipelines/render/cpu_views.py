@@ -17,7 +17,9 @@ from peclr_dali.pipelines.views.augmentation import Augmentation
 from peclr_dali.pipelines.views.draws import Draw
 from peclr_dali.pipelines.views.plan import Plan
 
-_COLOUR = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]
+JITTER = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]
+"""The draws of the colour jitter, in the order in which both kernels take them."""
+
 _REACH_PX = 2**24
 """Largest coordinate at which float32 resolves one pixel."""
 
@@ -74,7 +76,7 @@ def start_views(
         plan.halvings,
         view_to_source(plan.decoded_to_view_px),
         np.array([one.colour.jitter == "hsv" for one in augmentations]),
-        np.ascontiguousarray(plan.draws[:, :, _COLOUR]),
+        np.ascontiguousarray(plan.draws[:, :, JITTER]),
         0 if fill == "edge" else fill,
         fill == "edge",
         np.array([one.geometry.side_px for one in augmentations], np.int64),

@@ -30,7 +30,6 @@ _PADDING_BYTES: Final = 2**20
 Nearly an image of 600 x 600 pixels with halved chroma; for larger ones they grow. DALI's own 16 and 8 MiB would be
 1 GiB of the GPU with 64 threads, and 1 GiB of pinned memory."""
 
-
 _ENGINES_SHARE: Final = 1.0
 """Share of the images for a GPU's JPEG engines, if it has them. With all, training kept fewer cores busy."""
 
@@ -77,8 +76,8 @@ def view_pipeline(settings: Settings, augmentations: Sequence[Augmentation], chu
         image_nodes = dict(zip(of_image, nodes, strict=False))
         region = [image_nodes["start_px"], image_nodes["shape_px"]] if settings.regions else []
         image = decode(encoded, settings, region)
-        if pads:
-            image = _pad(image, image_nodes["padded_px"], fill)
+        if pads:  # an odd last row or column is halved together with the fill beyond it
+            image = fn.pad(image, axes=[0, 1], shape=image_nodes["padded_px"], fill_value=fill)
         outputs, of_each = [], iter(nodes[len(of_image) :])
         for augmentation, times, of_view in zip(augmentations, halvings, of_views, strict=True):
             view = {name: next(of_each) for name in of_view}
@@ -155,11 +154,6 @@ def decode_pipeline(settings: Settings, chunks: Iterator[Chunk]) -> Pipeline:
 
 def _encoded(chunk: Chunk) -> list[npt.NDArray[np.uint8]]:
     return [file.encoded for file in chunk.files]
-
-
-def _pad(image: Node, size_px: Node, fill: int | str) -> Node:
-    """An odd last row or column is halved together with the fill beyond it."""
-    return fn.pad(image, axes=[0, 1], shape=size_px, fill_value=fill)
 
 
 def _halve(image: Node, sizes_px: Node, times: int) -> Node:

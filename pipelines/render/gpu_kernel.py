@@ -27,19 +27,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.batch import to_device
-from peclr_dali.pipelines.render.cpu_views import view_to_source
+from peclr_dali.pipelines.render.cpu_views import JITTER, view_to_source
 from peclr_dali.pipelines.views.augmentation import Augmentation
-from peclr_dali.pipelines.views.draws import Draw
 from peclr_dali.pipelines.views.plan import Plan
 
 _PIXELS_AT_ONCE = 256
 """Pixels of a view that one program makes. Not tuned."""
-
-_HSV = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]
-_COLOURS = {"none": 0, "hsv": len(_HSV)}
-"""How many numbers each kind of colour jitter takes."""
 
 
 def make_views(address: IntArray, plan: Plan, augmentations: Sequence[Augmentation], outs: list[Tensor]) -> None:
@@ -63,7 +58,7 @@ def make_views(address: IntArray, plan: Plan, augmentations: Sequence[Augmentati
         for view in views:
             to_address = outs[view].data_ptr() + 3 * given["side"] ** 2 * row
             places.append(np.column_stack([address, plan.shape_px, plan.halvings[view], to_address]))
-            numbers.append(np.column_stack([inverse[view], _colours(plan.draws[view], given["jitter"])]))
+            numbers.append(np.column_stack([inverse[view], plan.draws[view][:, JITTER]]))
         programs = len(views) * len(address) * triton.cdiv(given["side"] ** 2, _PIXELS_AT_ONCE)
         with torch.cuda.device_of(outs[0]):  # type: ignore[no-untyped-call]
             tables = (to_device(np.concatenate(table), outs[0].device) for table in (places, numbers))
@@ -76,16 +71,10 @@ def constants(augmentation: Augmentation) -> dict[str, Any]:
     return {
         "side": augmentation.geometry.side_px,
         "jitter": augmentation.colour.jitter,
-        "numbers_each": 6 + _COLOURS[augmentation.colour.jitter],
         "edge": fill == "edge",
         "fill": 0 if fill == "edge" else fill,
         "pixels": _PIXELS_AT_ONCE,
     }
-
-
-def _colours(draws: FloatArray, jitter: str) -> FloatArray:
-    """The kernel's numbers (N, C) for the colour jitter."""
-    return draws[:, _HSV if jitter == "hsv" else []]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -94,7 +83,6 @@ def _make_pixels(
     numbers: tl.tensor,
     side: tl.constexpr,
     jitter: tl.constexpr,
-    numbers_each: tl.constexpr,
     edge: tl.constexpr,
     fill: tl.constexpr,
     pixels: tl.constexpr,
@@ -103,13 +91,13 @@ def _make_pixels(
 
     Args:
         places: (V N, 5) int64: address of the image, its height and width, number of halvings, address of the view.
-        numbers: (V N, numbers_each) float32: a row-major 2 x 3 matrix from view pixels to pixels of the halved image,
-            as `cpu_views.view_to_source` gives it, with a border of one pixel; then the numbers of the colour jitter.
+        numbers: (V N, 10) float32: a row-major 2 x 3 matrix from view pixels to pixels of the halved image, as
+            `cpu_views.view_to_source` gives it, with a border of one pixel; then the draws of `cpu_views.JITTER`.
     """
     programs_of_view: tl.constexpr = (side * side + pixels - 1) // pixels
     number = tl.program_id(0) // programs_of_view
     places += 5 * number
-    numbers += numbers_each * number
+    numbers += 10 * number
     image = tl.load(places).to(tl.pointer_type(tl.uint8))
     height, width = tl.load(places + 1).to(tl.int32), tl.load(places + 2).to(tl.int32)
     halvings = tl.load(places + 3).to(tl.int32)

@@ -59,11 +59,8 @@ class FileDecoder:
 
     def __init__(self, settings: Settings) -> None:
         self._chunk: Chunk
-        self._pipeline = decode_pipeline(replace(settings, prefetch=1), self._chunks())
-
-    def _chunks(self) -> Iterator[Chunk]:
-        while True:
-            yield self._chunk
+        chunks = iter(lambda: self._chunk, None)  # whichever is decoded next, without end
+        self._pipeline = decode_pipeline(replace(settings, prefetch=1), chunks)
 
     def error(self, chunk: Chunk) -> RuntimeError | None:
         """DALI's error when a chunk is decoded, in its regions; None if all its files decode."""

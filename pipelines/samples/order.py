@@ -87,14 +87,11 @@ class EpochOrder(Order):
             raise ValueError(f"an epoch of {length} places cannot be drawn from {count} samples without repeating")
         self.count, self.length, self.seed = count, length, seed
         self._fixed = fixed
-        self._shuffle = _keep(self._shuffled)
+        self._shuffle = _keep(functools.partial(_shuffled, seed, 0, count))
 
     def samples(self, epoch: int, places: IntArray) -> IntArray:
         """See `Order`."""
         return (self._shuffle(epoch) if self._fixed is None else self._fixed)[places]
-
-    def _shuffled(self, epoch: int) -> IntArray:
-        return np.random.Generator(philox(self.seed, Stream.ORDER, epoch=epoch)).permutation(self.count)
 
     def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
         """See `Order`."""
@@ -160,7 +157,7 @@ class _Laps:
     def __init__(self, count: int, apart: int, *, seed: int, source: int) -> None:
         self._count = count
         self._apart = apart if count >= 3 * apart else 0
-        self._seed, self._source = seed, source
+        self._shuffled = functools.partial(_shuffled, seed, source, count)
         self._lap = _keep(self._made)
 
     def samples(self, numbers: IntArray) -> IntArray:
@@ -183,9 +180,10 @@ class _Laps:
             order[early], order[later] = order[later], order[early]
         return order
 
-    def _shuffled(self, lap: int) -> IntArray:
-        bits = philox(self._seed, Stream.ORDER, epoch=lap, view=self._source)
-        return np.random.Generator(bits).permutation(self._count)
+
+def _shuffled(seed: int, source: int, count: int, epoch: int) -> IntArray:
+    """The samples of a source in the order of an epoch, or of one of its laps."""
+    return np.random.Generator(philox(seed, Stream.ORDER, epoch=epoch, view=source)).permutation(count)
 
 
 def _keep(shuffle: Callable[[int], IntArray]) -> Callable[[int], IntArray]:

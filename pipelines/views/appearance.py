@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field, field_validator
+from annotated_types import Interval
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import STRICT, Fraction, Number
@@ -37,10 +38,7 @@ QUANTILE_BITS: Final = 12
 F, I32 = np.float32, np.int32
 
 
-N = TypeVar("N", int, float)
-
-
-def _ordered(value: tuple[N, N]) -> tuple[N, N]:
+def _ordered(value: tuple[float, float]) -> tuple[float, float]:
     if value[0] > value[1]:
         raise ValueError(f"a range goes from low to high, found {list(value)}")
     return value
@@ -48,6 +46,8 @@ def _ordered(value: tuple[N, N]) -> tuple[N, N]:
 
 Ordered = AfterValidator(_ordered)
 Range: TypeAlias = Annotated[tuple[Number, Number], Ordered]
+FractionRange: TypeAlias = Annotated[tuple[Fraction, Fraction], Ordered]
+BlurSigma: TypeAlias = Annotated[float, Interval(ge=MIN_BLUR_SIGMA_PX, le=MAX_BLUR_SIGMA_PX)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -55,8 +55,7 @@ class AppearanceConfig:
     """Further augmentations of a view's pixels, off by default. The paper studied and rejected them (Fig. 5 and 6).
 
     Each takes an 8-bit view and gives an 8-bit view. They follow the warp and the colour jitter, in the order of the
-    attributes, which is the authors'. Each is applied independently with its own probability
-    (the authors': 0.5).
+    attributes, which is the authors'. Each is applied independently with its own probability (the authors': 0.5).
 
     Attributes:
         sobel_probability: probability of replacing a view by the length of the 3 x 3 Sobel gradient of its grey
@@ -72,9 +71,9 @@ class AppearanceConfig:
 
     sobel_probability: Fraction = 0.0
     cut_out_probability: Fraction = 0.0
-    cut_out_side_frac: Range = (0.0, 0.16)
+    cut_out_side_frac: FractionRange = (0.0, 0.16)
     blur_probability: Fraction = 0.0
-    blur_sigma_px: Range = (0.1, 2.0)
+    blur_sigma_px: Annotated[tuple[BlurSigma, BlurSigma], Ordered] = (0.1, 2.0)
     noise_probability: Fraction = 0.0
     noise_std: Annotated[float, Field(ge=0, le=255)] = 25.0
     colour_drop_probability: Fraction = 0.0
@@ -83,23 +82,6 @@ class AppearanceConfig:
     def active(self) -> bool:
         """Whether any of them is switched on."""
         return any(value for name, value in vars(self).items() if name.endswith("_probability"))
-
-    @field_validator("cut_out_side_frac")
-    @classmethod
-    def _inside(cls, value: Range) -> Range:
-        if value[0] < 0 or value[1] > 1:
-            raise ValueError(f"the side of a cut-out lies in [0, 1], found {list(value)}")
-        return value
-
-    @field_validator("blur_sigma_px")
-    @classmethod
-    def _within_reach(cls, value: Range) -> Range:
-        if value[0] < MIN_BLUR_SIGMA_PX or value[1] > MAX_BLUR_SIGMA_PX:
-            raise ValueError(
-                f"a blur has a standard deviation of {MIN_BLUR_SIGMA_PX} to {MAX_BLUR_SIGMA_PX} pixels, "
-                f"found {list(value)}"
-            )
-        return value
 
 
 class Column(IntEnum):

@@ -6,16 +6,14 @@ This file imports neither torch nor DALI nor Numba, so that a mistake in a confi
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import STRICT, Factor, Fraction, PositiveFraction
+from peclr_dali.bounds import STRICT, Factor, Fraction, NotNegative, PositiveFraction
 from peclr_dali.pipelines.views.appearance import AppearanceConfig as AppearanceConfig
-from peclr_dali.pipelines.views.appearance import Ordered, Range
-
-G = TypeVar("G", bound="GeometryConfig")
+from peclr_dali.pipelines.views.appearance import FractionRange, Ordered, Range
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -63,7 +61,7 @@ _STILL: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-def without_augmentation(geometry: G) -> G:
+def without_augmentation(geometry: GeometryConfig) -> GeometryConfig:
     """The geometry of the canonical view: its size and fill, no map. Every field must be in one of the lists above."""
     values = {field.name: _STILL[field.name] for field in fields(geometry) if field.name not in _OF_ALL_VIEWS}
     return replace(geometry, **values)
@@ -83,25 +81,11 @@ class ColourConfig:
     """
 
     jitter: Literal["hsv", "none"] = "hsv"
-    hue: Range = (0.01, 1.0)
-    saturation: Range = (0.01, 1.0)
-    value_scale: Range = (0.5, 1.0)
-    value_shift: Range = (5.0, 20.0)
+    hue: FractionRange = (0.01, 1.0)
+    saturation: FractionRange = (0.01, 1.0)
+    value_scale: Annotated[tuple[NotNegative, NotNegative], Ordered] = (0.5, 1.0)
+    value_shift: Annotated[tuple[NotNegative, NotNegative], Ordered] = (5.0, 20.0)
     shared_factor: bool = False
-
-    @field_validator("value_scale", "value_shift")
-    @classmethod
-    def _not_negative(cls, value: Range) -> Range:
-        if value[0] < 0:
-            raise ValueError(f"the value is scaled and shifted by numbers of at least 0, found {list(value)}")
-        return value
-
-    @field_validator("hue", "saturation")
-    @classmethod
-    def _shrinking(cls, value: Range) -> Range:
-        if value[0] < 0 or value[1] > 1:
-            raise ValueError(f"a factor of hue or saturation lies in [0, 1], found {list(value)}")
-        return value
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -65,7 +65,7 @@ def test_a_ratio_of_rounds_does_not_see_the_drift_that_both_share() -> None:
     ratio = rate_of(*(6 * at for at in drift)).over(rate_of(*(2 * at for at in drift)))
     assert ratio == pytest.approx((3, 3, 3))
     uneven = rate_of(2, 8).over(rate_of(1, 1))
-    assert uneven.mean == pytest.approx(4)
+    assert uneven.value == pytest.approx(4)
     assert math.log(uneven.high / 4) == pytest.approx(12.706205 * math.log(2))
     assert uneven.low * uneven.high == pytest.approx(16)
 

@@ -24,7 +24,7 @@ def test_a_damaged_file_is_refused_before_anything_is_measured(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(text)
-    monkeypatch.setattr("peclr_dali.bench.measure.require_images", lambda *_: pytest.fail("begins to measure"))
+    monkeypatch.setattr("peclr_dali.pipelines.sources.load_index", lambda *_: pytest.fail("begins to measure"))
     for command in ("bench-loader", "bench-train"):
         assert run_cli(command, "--record", str(file)) == 2
         error = capsys.readouterr().err

@@ -203,17 +203,13 @@ def _explain(kind: type[Any], error: ValidationError, layers: Sequence[Layer]) -
     key, value = ".".join(map(str, first["loc"])), first["input"]
     where = _origin(layers, key)
     if first["type"] == "unexpected_keyword_argument":
-        known = [without_numbers(one) for one, _ in flatten(dataclasses.asdict(kind()))]
-        return f"{where}unknown key {key}: {_suggestion(without_numbers(key), known)}"
+        plain, known = without_numbers(key), [without_numbers(one) for one, _ in flatten(dataclasses.asdict(kind()))]
+        matches = difflib.get_close_matches(plain, known, 1) or [one for one in known if one.endswith(f".{plain}")]
+        remedy = f"did you mean {matches[0]}?" if matches else "--print-config shows all keys"
+        return f"{where}unknown key {key}: {remedy}"
     message = first["msg"].removeprefix("Value error, ")
     found = "" if isinstance(value, Mapping) or dataclasses.is_dataclass(value) else f" = {value!r:.200}"
     return f"{where}{key}{found}: {message[0].lower()}{message[1:]}"
-
-
-def _suggestion(key: str, known: Sequence[str]) -> str:
-    """What to do about an unknown key."""
-    matches = difflib.get_close_matches(key, known, 1) or [one for one in known if one.endswith(f".{key}")]
-    return f"did you mean {matches[0]}?" if matches else "--print-config shows all keys"
 
 
 def _origin(layers: Sequence[Layer], key: str) -> str:

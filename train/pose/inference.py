@@ -78,12 +78,10 @@ def canonical_loader(
     config: Config | FinetuneConfig,
     world: World,
     rotation_deg: float = 0.0,
-    views: int = 1,
 ) -> Loader:
     """Loads this rank's share of the canonical views of `rows` (N,) of an index, each rotated by `rotation_deg`.
 
-    Every step has `each` rows for each rank. Surplus rows of the last step have positions from N on. Of two `views`,
-    the second one shows the partner, if the index has partners.
+    Every step has `each` rows for each rank. Surplus rows of the last step have positions from N on.
     """
     step_rows, first = each * world.world_size, each * world.rank
     return Loader(
@@ -96,7 +94,7 @@ def canonical_loader(
         config.pipelines,
         canonical_view(config.geometry, rotation_deg),
         device=world.device,
-        views=views,
+        views=1,
         processes_here=world.local_world_size,
     )
 

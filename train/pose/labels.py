@@ -8,25 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.pose import project, view_intrinsics
+from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
 from peclr_dali.pipelines.batch import View, to_device
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.pose.inference import Poses
-from peclr_dali.train.pose.metrics import Floats as Table
 from peclr_dali.train.pose.metrics import in_one_place, pixel_errors, pose_tables
 
 log = logging.getLogger(__name__)
-
-Floats = npt.NDArray[np.float32]
-
-Rows = npt.NDArray[np.int64]
 
 FOCAL_BOXES = 5.0
 """Assumed focal length of an unknown camera, in sides of the box; FreiHAND's cameras have about this."""
@@ -66,13 +61,13 @@ class PoseLabels:
         mirror: (N,) whether the canonical view is mirrored.
     """
 
-    joints: Floats
+    joints: FloatArray
     in_metres: bool
-    scale_m: Floats
-    keypoints_px: Floats
-    intrinsics: Floats
-    has_camera: npt.NDArray[np.bool_]
-    mirror: npt.NDArray[np.bool_]
+    scale_m: FloatArray
+    keypoints_px: FloatArray
+    intrinsics: FloatArray
+    has_camera: BoolArray
+    mirror: BoolArray
 
     @classmethod
     def of(cls, index: Index) -> PoseLabels:
@@ -103,7 +98,7 @@ class PoseLabels:
         """Whether there are any labels."""
         return not (np.isnan(self.joints).all() and np.isnan(self.keypoints_px).all())
 
-    def __getitem__(self, rows: Rows) -> PoseLabels:
+    def __getitem__(self, rows: IntArray) -> PoseLabels:
         tables: dict[str, Any] = {
             name: values[rows] for name, values in vars(self).items() if isinstance(values, np.ndarray)
         }
@@ -123,7 +118,7 @@ class PoseLabels:
         """
         rows = samples.numpy()
 
-        def tensor(values: Floats) -> Tensor:
+        def tensor(values: FloatArray) -> Tensor:
             return to_device(values, view.image.device).to(dtype)
 
         affine = view.source_to_view_px.to(dtype)  # (N, 2, 3)
@@ -159,7 +154,7 @@ def labels_to_learn(index: Index) -> PoseLabels:
     return labels
 
 
-def _assumed_cameras(box_px: Floats) -> Floats:
+def _assumed_cameras(box_px: FloatArray) -> FloatArray:
     """Assumed cameras (N, 3, 3) for boxes (N, 3): centred on the box, with a focal length of `FOCAL_BOXES` sides."""
     # The size of whole images is unknown here.
     box = np.where(box_px[:, 2:] > 0, box_px, np.array([112, 112, 224], np.float32))
@@ -179,7 +174,7 @@ class Errors:
         left_out: number of samples that are not measured, by reason.
     """
 
-    tables: dict[str, Table]
+    tables: dict[str, DoubleArray]
     measured: int
     left_out: dict[str, int]
 
@@ -190,7 +185,7 @@ class Errors:
 
 
 def errors_of(
-    poses: Poses, labels: PoseLabels, *, unreadable: npt.NDArray[np.bool_] | None = None, proper_rotation: bool = False
+    poses: Poses, labels: PoseLabels, *, unreadable: BoolArray | None = None, proper_rotation: bool = False
 ) -> Errors:
     """Compute the errors of predictions for N images, given their labels, row by row; arguments as `pose_tables`.
 

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
+from peclr_dali.pipelines.arrays import BoolArray, IntArray
+
 Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 THRESHOLDS_M: Final = np.linspace(0.0, 0.05, 100)
 """Thresholds of the PCK curves in 3D."""
@@ -118,7 +119,7 @@ def pose_tables(
     }
 
 
-def in_one_place(points: npt.ArrayLike, valid: npt.ArrayLike) -> Bools:
+def in_one_place(points: npt.ArrayLike, valid: npt.ArrayLike) -> BoolArray:
     """Mask (N,) of poses with two or more valid keypoints that are all in one place, so that they cannot be aligned.
 
     `points` is (N, K, 3), `valid` (N, K); points that are not valid may have any value.
@@ -229,7 +230,7 @@ def confidence_intervals(
     return intervals
 
 
-def _standard_error(table: Floats, members: npt.NDArray[np.int64], number: float) -> float:
+def _standard_error(table: Floats, members: IntArray, number: float) -> float:
     """Standard error of the metric of a table (N, K) over a number of groups; `members` (N,) says which.
 
     For groups of one size it is that of the groups' means. Else a group counts by its part of the metric's sum.
@@ -256,7 +257,7 @@ def metric_of(table: Floats) -> float:
 
 def _checked(
     predicted: npt.ArrayLike, true: npt.ArrayLike, valid: npt.ArrayLike | None, *, dimensions: int
-) -> tuple[Floats, Floats, Bools]:
+) -> tuple[Floats, Floats, BoolArray]:
     """Both arrays as float64, with zeros for keypoints that do not count, and the mask of keypoints that count."""
     ours, theirs = np.asarray(predicted, np.float64), np.asarray(true, np.float64)
     if theirs.ndim != 3 or theirs.shape[2] != dimensions or ours.shape != theirs.shape or not theirs.size:
@@ -269,12 +270,12 @@ def _checked(
     return np.where(keep, ours, 0), np.where(keep, theirs, 0), counts
 
 
-def _centre(points: Floats, counts: Bools) -> Floats:
+def _centre(points: Floats, counts: BoolArray) -> Floats:
     """Mean of the keypoints that count: (N, K, 3), zero for the others -> (N, 1, 3)."""
     return np.asarray(points.sum(axis=1, keepdims=True) / np.maximum(counts.sum(axis=1), 1)[:, None, None])
 
 
-def _distances(predicted: Floats, true: Floats, counts: Bools) -> Floats:
+def _distances(predicted: Floats, true: Floats, counts: BoolArray) -> Floats:
     return np.where(counts, np.linalg.norm(predicted - true, axis=2), np.nan)
 
 
