@@ -149,8 +149,8 @@ class SourceRows:
 _ROWS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
     "box_px": ((3,), "f"), "keypoints_px": ((len(HAND), 2), "f"), "mirror": ((), "b"), "group": ((), "iu")
 }  # fmt: skip
-_KINDS: Final = {"f": "floats", "b": "bools", "i": "integers", "u": "integers"}
-"""The shape of an array's row, and the kinds of its numbers, by their letters in NumPy."""
+"""The shape of an array's row, and the kinds of its numbers, by NumPy's letters."""
+_KINDS: Final = {"f": "floats", "b": "bools", "i": "integers"}
 
 
 @dataclass(frozen=True)
@@ -204,12 +204,14 @@ class Index:
         if self.store is None:  # a change of the working folder changes no file
             object.__setattr__(self, "root", Path(self.root).absolute())
         for name, array in (self._arrays | self.targets).items():
+            if array is None:
+                continue
             row, kinds = _ROWS.get(name, (np.shape(array)[1:], "f"))
-            found = (np.shape(array), np.asarray(array).dtype)
-            if array is not None and (found[0] != (count, *row) or found[1].kind not in kinds):
-                expected = f"an array {(count, *row)} of {' or '.join(map(_KINDS.__getitem__, kinds))}"
-                raise ValueError(f"{self.name}: {name} is {found[0]} of {found[1]}, expected {expected}")
-        if self.partners is not None and not np.isin(self.partners.rows, np.arange(count)).all():
+            if not isinstance(array, np.ndarray) or array.shape != (count, *row) or array.dtype.kind not in kinds:
+                found = f"{np.shape(array)} of {getattr(array, 'dtype', type(array).__name__)}"
+                expected = f"a NumPy array {(count, *row)} of {_KINDS[kinds[0]]}"
+                raise ValueError(f"{self.name}: {name} is {found}, expected {expected}")
+        if self.partners is not None and ((self.partners.rows < 0) | (self.partners.rows >= count)).any():
             raise ValueError(f"{self.name}: partners name rows that are not among its {count} samples")
 
     def __len__(self) -> int:

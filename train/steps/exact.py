@@ -186,11 +186,11 @@ class ExactStep(MicroBatchStep, Generic[B]):
         """In the first step: a ValueError if other tensors would get a gradient, which no rank would sum or drop."""
         if self._is_checked:
             return
-        known, seen = {*known}, set[Any]()
+        leaves, seen = {None, *known}, set[Any]()
         nodes: set[Any] = {result.grad_fn}
         while nodes:
             seen.add(node := nodes.pop())
-            if getattr(node, "variable", None) not in {None, *known}:  # that of a leaf of the graph
+            if getattr(node, "variable", None) not in leaves:
                 raise ValueError(f"{name} has parameters that are not in `network`: make them part of it")
             nodes |= {following for following, _ in node.next_functions} - seen - {None}
 

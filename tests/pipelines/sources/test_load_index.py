@@ -48,10 +48,14 @@ def test_other_images_are_described_in_other_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"mirror": np.array([0, 1])}, r"mirror is \(2,\) of int64, expected an array \(2,\) of bools"),
-        ({"keypoints_px": np.zeros((2, 21, 3))}, r"keypoints_px is \(2, 21, 3\) .*expected an array \(2, 21, 2\) of f"),
-        ({"box_px": np.zeros((2, 4))}, r"box_px is \(2, 4\) of float64, expected an array \(2, 3\) of floats"),
-        ({"targets": {"K": np.zeros((3, 3, 3))}}, r"K is \(3, 3, 3\) of float64, expected an array \(2, 3, 3\)"),
+        ({"mirror": np.array([0, 1])}, r"mirror is \(2,\) of int64, expected a NumPy array \(2,\) of bools"),
+        (
+            {"keypoints_px": np.zeros((2, 21, 3))},
+            r"keypoints_px is \(2, 21, 3\) .*expected a NumPy array \(2, 21, 2\) of f",
+        ),
+        ({"box_px": [[0.0, 0.0, 0.0]] * 2}, r"box_px is \(2, 3\) of list, expected a NumPy array \(2, 3\) of floats"),
+        ({"box_px": np.zeros((2, 4))}, r"box_px is \(2, 4\) of float64, expected a NumPy array \(2, 3\) of floats"),
+        ({"targets": {"K": np.zeros((3, 3, 3))}}, r"K is \(3, 3, 3\) of float64, expected a NumPy array \(2, 3, 3\)"),
         ({"partners": of_pairs(np.array([[0, 2]]), 2)}, "partners name rows that are not among its 2 samples"),
     ],
 )
