@@ -66,11 +66,11 @@ def bench_loader(
     """
     config = pretraining_config(files, overrides)
     from peclr_dali.bench.measure import Rounds
-    from peclr_dali.pipelines.samples.order import steps_per_epoch
     from peclr_dali.pipelines.sources import load_index
 
     # Too few images are refused before torch is imported, which takes longer than to list them.
-    steps_per_epoch(index := load_index(config.data), batch, table="")
+    if (count := len(index := load_index(config.data))) < batch:
+        raise UserError(f"{index.root} has {count} images, fewer than --batch {batch}: use more, or --batch {count}")
     from peclr_dali.bench.loaders import compare_loaders, table_of
     from peclr_dali.train.distributed.world import described_world
     from peclr_dali.train.runs.log import progress_bar

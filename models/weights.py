@@ -188,9 +188,9 @@ def require_finite(state: Mapping[str, Tensor], origin: str) -> None:
     """
     for name, tensor in state.items():
         is_dense = tensor.layout is torch.strided and not tensor.is_meta
-        has_numbers = is_dense and (tensor.is_floating_point() or tensor.dtype == torch.int64)  # of counters
+        has_numbers = is_dense and not tensor.is_complex() and not tensor.is_quantized
         if not (has_numbers and bool(tensor.float().isfinite().all())):
-            found = "NaN or infinity" if has_numbers else "no floats (integers, sparse, complex, quantized or on meta)"
+            found = "NaN or infinity" if has_numbers else "no plain numbers (sparse, complex, quantized or on meta)"
             raise UserError(f"{origin}: {name} holds {found}; expected finite weights. Name another file")
         if name.endswith("running_var") and bool((tensor < 0).any()):  # their root would be NaN in evaluation
             raise UserError(f"{origin}: {name} is negative somewhere; expected variances. Name another file")
@@ -200,8 +200,12 @@ def load_strictly(network: nn.Module, state: Mapping[str, Tensor], *, origin: st
     """Load tensors by name: all that the network has, and no others.
 
     Raises:
-        UserError: a name or shape differs; it says that `origin` does not fit `model`.
+        UserError: a name, a shape or the kind of numbers differs; it says that `origin` does not fit `model`.
     """
+    for name, own in network.state_dict().items():
+        if name in state and own.is_floating_point() != state[name].is_floating_point():
+            found = f"{name} has numbers of {state[name].dtype}, and not of {own.dtype}"
+            raise UserError(f"{origin} does not fit {model}: {found}. Name another file")
     try:
         network.load_state_dict(state)  # adds the batch counters that files from before 2018 lack
     except RuntimeError as error:

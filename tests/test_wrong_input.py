@@ -48,7 +48,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def single_process(monkeypatch: pytest.MonkeyPatch, logging_set_back: None) -> None:
-    """As on a machine without GPU and without torchrun."""
+    """As on a machine without GPU and without torchrun, and however these tests were started."""
+    for module in ("cli", "train.commands.options"):
+        monkeypatch.setattr(f"peclr_dali.{module}.CALL", "python cli.py")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

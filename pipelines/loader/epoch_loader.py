@@ -11,6 +11,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
+import numpy as np
 import torch
 
 from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
@@ -68,13 +69,11 @@ def make_loader(
         UserError: the data cannot be used, a batch needs more images or fewer ranks, it is not whole micro-batches, the
             ranks do not fit, a number is out of bounds, or torch cannot use the device.
     """
-    _require("batch", batch, 1)
-    _require("micro_batch", micro_batch, 1)
+    batch, micro_batch = _whole("batch", batch, 1), _whole("micro_batch", micro_batch, 1)
     augmentations = _of_each_view(views, geometry=geometry, colour=colour, appearance=appearance)
-    _require("seed", seed, 0, LARGEST_SEED)
+    seed = _whole("seed", seed, 0, LARGEST_SEED)
     if rank is not None and world_size is not None:
-        _require("rank", rank, 0)
-        _require("world_size", world_size, 1)
+        rank, world_size = _whole("rank", rank, 0), _whole("world_size", world_size, 1)
     ranks = described_ranks(rank, world_size)
     if batch < ranks.world_size:
         raise UserError(f"batch = {batch} is smaller than the number of ranks, {ranks.world_size}. Raise the batch.")
@@ -87,6 +86,8 @@ def make_loader(
         data = DataConfig(source="folder", root=str(data))
     if isinstance(data, Index):
         index = data
+        if not np.isfinite(index.box_px).all() or (index.box_px[:, 2] < 0).any():
+            raise UserError(f"{index.name}: box_px has NaN, infinity or a negative side. Use 0, 0, 0 for whole images")
     elif isinstance(data, DataConfig) or (data and _are_configs(data)):
         index = load_index(data)
     else:
@@ -113,7 +114,7 @@ def _of_each_view(views: int | None, **tables: Any) -> list[Augmentation]:
     if views is not None or not counts:
         counts["views"] = 2 if views is None else views
     for name, count in counts.items():
-        _require("views" if name == "views" else f"the length of {name}", count, 1, MOST_VIEWS)
+        _whole("views" if name == "views" else f"the length of {name}", count, 1, MOST_VIEWS)
     if len(set(counts.values())) > 1:
         raise UserError(f"the numbers of views differ: {counts}. Give each list one entry for each view")
     number = int(max(counts.values()))
@@ -124,9 +125,11 @@ def _of_each_view(views: int | None, **tables: Any) -> list[Augmentation]:
     return augmentations
 
 
-def _require(name: str, number: Any, least: int, largest: int = LARGEST_COUNT) -> None:
+def _whole(name: str, number: Any, least: int, largest: int = LARGEST_COUNT) -> int:
+    """The number as Python's: NumPy's would overflow, and be rounded beside others."""
     if isinstance(number, bool) or not isinstance(number, Integral) or not least <= int(number) <= largest:
         raise UserError(f"{name} = {number!r}: expected a whole number from {least} to {largest}")
+    return int(number)
 
 
 def _usable(device: torch.device | str) -> torch.device:
@@ -229,7 +232,7 @@ class EpochLoader:
         Raises:
             UserError: the epoch is negative, or not a whole number.
         """
-        _require("epoch", epoch, 0)
+        epoch = _whole("epoch", epoch, 0)
         if self._pass is not None or epoch != self.epoch:
             self._step, self._pass = epoch * self._steps, None
 

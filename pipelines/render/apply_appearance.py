@@ -18,13 +18,15 @@ from peclr_dali.pipelines.views.appearance import CHANGES, AppearanceConfig, Col
 _AT_ONCE = 64
 """Views that are changed together."""
 
-_IN_LOOPS = frozenset({"cpu"})
+_ONE_BY_ONE = frozenset({"cpu"})
 """Devices that change one view after the other. Tests empty this set to compare the GPU's code with the oracle."""
 
-for _helper in {helper for change in CHANGES.values() for helper in change.helpers}:
+for _helper in {helper for change in CHANGES.values() for helper in change.compiled_with}:
     register_jitable(_helper)
 _compiled = cached(numba.njit, nogil=True, fastmath={"contract"}, error_model="numpy")
-_LOOPS = {column: _compiled(change.loop) if change.helpers else change.loop for column, change in CHANGES.items()}
+_ON_CPU = {
+    column: _compiled(change.on_cpu) if change.compiled_with else change.on_cpu for column, change in CHANGES.items()
+}
 
 
 def apply_appearance(
@@ -47,8 +49,8 @@ def apply_appearance(
             rows = drawn[start : start + _AT_ONCE]
             tables = tuple(to_device(table, device) for table in change.tables(draws[rows], side_px))
             tables += _constants(appearance, side_px, device)[column]
-            if device.type in _IN_LOOPS:
-                _LOOPS[column](views.numpy(), rows, *(table.numpy() for table in tables))
+            if device.type in _ONE_BY_ONE:
+                _ON_CPU[column](views.numpy(), rows, *(table.numpy() for table in tables))
             else:
                 at = to_device(rows, device)
                 changed = change.of_tensors(views[at], *tables)

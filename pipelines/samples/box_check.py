@@ -110,7 +110,7 @@ def check_keypoints(index: Index) -> None:
     side_px, known = index.box_px[:, 2:], ~np.isnan(index.keypoints_px.sum(axis=2))
     from_center_px = np.nan_to_num(np.abs(index.keypoints_px - index.box_px[:, None, :2]), nan=0.0, posinf=np.inf)
     far = from_center_px.max(axis=(1, 2)) > _FARTHEST_SIDES * index.box_px[:, 2]
-    are_fractions = np.nan_to_num(np.abs(index.keypoints_px), nan=0.0, posinf=np.inf).max(axis=(1, 2)) <= 1
+    are_fractions = np.nan_to_num(np.abs(index.keypoints_px), nan=0.0, posinf=np.inf).max(axis=(1, 2)) <= 1.5
     far |= are_fractions & known.any(axis=1)
     if far[boxed].any():
         found = _found(index, boxed, far, "hands have keypoints far from their boxes")

@@ -206,7 +206,7 @@ class Index:
         for name, array in (self._arrays | self.targets).items():
             if array is None:
                 continue
-            row, kinds = _ROWS.get(name, (np.shape(array)[1:], "f"))
+            row, kinds = _ROWS.get(name, (np.shape(array)[1:], "fiub"))
             if not isinstance(array, np.ndarray) or array.shape != (count, *row) or array.dtype.kind not in kinds:
                 found = f"{np.shape(array)} of {getattr(array, 'dtype', type(array).__name__)}"
                 expected = f"a NumPy array {(count, *row)} of {_KINDS[kinds[0]]}"
@@ -250,7 +250,7 @@ class Index:
         """The index of the samples at `rows`, in this order, or of a mask's. The index must have a single source."""
         if self.sources:
             raise ValueError(f"{self.name}: select rows of each source before the sources are joined")
-        rows = np.flatnonzero(rows) if rows.dtype == bool else rows
+        rows = np.arange(len(self))[rows]
         arrays: dict[str, Any] = {name: None if table is None else table[rows] for name, table in self._arrays.items()}
         return replace(
             self,

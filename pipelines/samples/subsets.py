@@ -97,7 +97,7 @@ def rows_not_listed(index: Index, file: Path) -> IntArray:
         UserError: the list cannot be read, or has all files of the index.
     """
     try:
-        listed = {parse_json(line)["path"] for line in regular(file).read_text(encoding="utf-8").splitlines()}
+        listed = {parse_json(line)["path"] for line in regular(file).read_text("utf-8-sig").splitlines() if line}
     except OSError as error:
         raise UserError(
             f"data.bad_list = {str(file)!r}: {error.strerror}; 'python cli.py check-data' makes it."

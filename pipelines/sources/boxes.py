@@ -41,6 +41,9 @@ _HANDS: Final = ("left", "right", *_WITHOUT_BOX)
 _LARGEST: Final = 1e7
 """Landmarks lie in the image or near it."""
 
+_FARTHEST_APART: Final = 0.15
+"""Of most hands: largest mean distance of landmarks from projected joints, in sides of the box."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -184,18 +187,22 @@ def _kinds_of_labels(file: Path, columns: Collection[str]) -> list[str]:
 def _coco_rows(file: Path) -> Iterator[_Row]:
     content = parse_json(file.read_bytes())
     boxes, sizes_px = [], []
-    category_of = {str(one["id"]): str(one["name"]) for one in content.get("categories", [])}
+    categories = content.get("categories", [])
+    category_of = {str(one["id"]).removesuffix(".0"): str(one["name"]) for one in categories}
+    if len(category_of) < len(categories):
+        raise UserError(f"{file}: several categories have the same id; expected each once. Give them ids of their own.")
     for where, one, image in coco_annotations(file, content):
-        if int(one.get("iscrowd", 0)):
+        if int(one.get("iscrowd") or 0):
             continue
         box = as_numbers(one["bbox"])
         if box is None or box.shape != (4,):
             raise UserError(f"{where}: bbox is {str(one['bbox'])[:80]}; expected the numbers x, y, width, height.")
         x, y, width, height = box.tolist()
         boxes.append(box)
-        sizes_px.append([image.get("width", math.inf), image.get("height", math.inf)])
-        category = str(one.get("category_id"))
-        if category_of and "category_id" in one and category not in category_of:
+        size_px = as_numbers([image.get("width"), image.get("height")])  # NaN for what is not said
+        sizes_px.append([math.nan, math.nan] if size_px is None else size_px)
+        category = str(one.get("category_id")).removesuffix(".0")
+        if category_of and category not in category_of:
             raise UserError(f"{where}: no category has the id {category[:80]!r}, so left or right is unknown. Mend it.")
         hand = "left" if "left" in category_of.get(category, "").lower() else "right"
         yield _Row(where, file_name(image["file_name"]), (x, y, x + width, y + height), hand)
@@ -259,8 +266,9 @@ def with_boxes(index: Index, file: Path) -> Index:
         return replace(index, box_px=_with_whole_images(boxes, file, index.paths))
     images, left = len(np.unique(boxes.image)), np.count_nonzero(boxes.mirror)
     found = f"{len(boxes.image)} hands, {left} of them left, in {images} of {len(index)} images"
-    _log.info("%s: %s; images without a hand are left out", file, found)
-    hands = replace(index.select(boxes.image), box_px=boxes.box_px, mirror=boxes.mirror, group=boxes.image)
+    _log.info("%s: %s%s", file, found, "; images without a hand are left out" if images < len(index) else "")
+    grouped = replace(index, group=index.groups)  # the hands of an image stay together
+    hands = replace(grouped.select(boxes.image), box_px=boxes.box_px, mirror=boxes.mirror)
     keypoints_px, xyz_m = boxes.labels.get("keypoints_px"), boxes.labels.get("xyz_m")
     if keypoints_px is not None:
         hands = replace(hands, keypoints_px=keypoints_px.reshape(-1, len(HAND), 2))
@@ -302,6 +310,10 @@ def _require_agreement(file: Path, hands: Index, projected_px: npt.NDArray[np.fl
     if (far := np.flatnonzero(apart_px > hands.box_px[:, 2] / 2)).size:
         found = f"{file}: the 3D joints of {hands.paths[far[0]]!r} are {apart_px[far[0]]:.0f} px from its landmarks"
         raise UserError(f"{found} in the picture; expected the same points. Mend the joints, fx, fy, cx and cy.")
+    usual = float(np.nanmedian(apart_px / hands.box_px[:, 2])) if np.isfinite(apart_px).any() else 0.0
+    if usual > _FARTHEST_APART:
+        found = f"{file}: of half of the hands, 3D joints and landmarks are {usual:.2f} of the box's side apart or more"
+        raise UserError(f"{found}; expected the same points in the same order, from the wrist on. Mend the columns.")
 
 
 def _with_whole_images(boxes: Boxes, file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:

@@ -63,12 +63,10 @@ def load_coco(config: DataConfig) -> Index:
         content = parse_json(path.read_bytes())
         order = _order_of_keypoints(file, content["categories"])
         hands = [
-            (image, one["keypoints"], one.get("bbox", [0, 0, 0, 0]))
+            (image, one["keypoints"], one.get("bbox") or [0, 0, 0, 0])
             for where, one, image in coco_annotations(file, content)
-            if not int(one.get("iscrowd", 0)) and any(_keypoints(where, one)[2::3])
+            if not int(one.get("iscrowd") or 0) and any(float(v) > 0 for v in _keypoints(where, one)[2::3])
         ]
-        number_of = {image["id"]: number for number, image in enumerate(content["images"])}
-        group = np.array([number_of[image["id"]] for image, *_ in hands], np.int64)
         path_of = {image["id"]: _stored_name(root, image["file_name"]) for image, *_ in hands}
     if not hands:
         raise UserError(f"{file}: no annotation has a labelled keypoint. Set data.annotations to another file.")
@@ -91,11 +89,10 @@ def load_coco(config: DataConfig) -> Index:
         paths=[path_of[image["id"]] for image in images],
         box_px=squares_around(low, high),
         keypoints_px=keypoints_px.astype(np.float32),
-        group=group,
+        group=np.array([hash_of_name(path_of[image["id"]]) for image in images]),
     )
     _require_sizes(file, index, images, box)
-    names = np.array([hash_of_name(index.paths[row]) for row in sized.tolist()], np.int64)  # no place in the file
-    return index.select(sized[rows_of_split(names, config.split)])
+    return index.select(sized[rows_of_split(index.groups[sized], config.split)])
 
 
 def _keypoints(where: str, annotation: dict[str, Any]) -> list[Any]:
@@ -135,7 +132,7 @@ def _require_sizes(file: Path, index: Index, images: Sequence[dict[str, Any]], b
 
 def _order_of_keypoints(file: Path, categories: list[dict[str, Any]]) -> list[int]:
     """The place in the file of each of a hand's keypoints, by their names in the file's one category with keypoints."""
-    found = [list(map(str.lower, category["keypoints"])) for category in categories if "keypoints" in category]
+    found = [list(map(str.lower, category["keypoints"])) for category in categories if category.get("keypoints")]
     for names in found if len(found) == 1 else []:
         known = dict(_MMPOSE)
         if "thumb_cmc" in names:

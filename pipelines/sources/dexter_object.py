@@ -25,7 +25,7 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.subsets import refuse_key
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.folder import files_under
-from peclr_dali.pipelines.sources.label_files import ENDINGS, dataset_file, project_px
+from peclr_dali.pipelines.sources.label_files import ENDINGS, dataset_file, project_px, require_metres
 from peclr_dali.skeleton import FINGERS, HAND
 
 SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
@@ -84,6 +84,8 @@ def load_dexter_object(config: DataConfig) -> Index:
                 f"annotations/{sequence}3D.txt; expected one for each frame. Unpack the dataset again."
             )
     tips_m = _in_colour_camera(np.concatenate(tips))  # (N, 5, 3)
+    if np.isfinite(tips_m).any():
+        require_metres(data, tips_m)
     kept = np.flatnonzero(np.isfinite(tips_m[..., 2]).any(axis=1))
     if not len(kept):
         raise UserError(f"{data}: no fingertip is annotated in any frame. Unpack the dataset again.")

@@ -45,7 +45,9 @@ def load_folder(config: DataConfig) -> Index:
     root = Path(config.root)
     images, others = files_under(root, IMAGE_ENDINGS)
     unusable = {kind: count for kind, count in others.items() if kind in (*_NOT_READ, _BROKEN_LINK)}
-    remedy = f"convert other images to JPEG or PNG, mend or remove broken links ('find {root} -xtype l' lists them)"
+    remedy = "convert other images to JPEG or PNG"
+    if _BROKEN_LINK in others:
+        remedy += f", mend or remove broken links ('find {root} -xtype l' lists them)"
     if not images:
         missing = f"no {', '.join(IMAGE_ENDINGS)} files in it or below it"
         raise UserError(f"{root}: {missing}; found {_counts(others) or 'nothing'}. Check the path, {remedy}.")
@@ -53,13 +55,11 @@ def load_folder(config: DataConfig) -> Index:
         log.warning("%s: %d images are used; left out: %s; %s", root, len(images), _counts(unusable), remedy)
     paths = sorted(images)
     whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
-    index = Index(name="/".join(root.parts[-2:]), root=root, paths=paths, box_px=whole)
+    group = np.array([hash_of_name(path) for path in paths])  # so that a new image does not move the others
+    index = Index(name="/".join(root.parts[-2:]), root=root, paths=paths, box_px=whole, group=group)
     if config.box != "center":
         index = with_boxes(index, Path(config.box))
-    if config.split == "all":
-        return index
-    # By name, so that a new image does not move the others.
-    return index.select(rows_of_split(np.array([hash_of_name(path) for path in index.paths]), config.split))
+    return index.select(rows_of_split(index.groups, config.split))
 
 
 def _counts(files: Mapping[str, int]) -> str:

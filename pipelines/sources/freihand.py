@@ -6,6 +6,7 @@ Zimmermann et al., "FreiHAND: A Dataset for Markerless Capture of Hand Pose and 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -118,6 +119,8 @@ def _count_images(root: Path, part: str) -> int:
     remedy = f"Give the folder that holds '{part}', or make a stand-in with 'python cli.py make-data'."
     with dataset_file(folder, "FreiHAND's images there", remedy):
         names = {name for name in os.listdir(folder) if name.endswith(".jpg") and name[0] != "."}  # noqa: PTH208
+    if others := sorted(name for name in names if not re.fullmatch(r"\d{8}\.jpg", name)):
+        raise UserError(f"{folder}: {others[0]!r} is none of FreiHAND's images, 00000000.jpg and so on. Move it away.")
     for image in range(max(len(names), 1)):
         if f"{image:08d}.jpg" not in names:
             raise UserError(

@@ -45,7 +45,7 @@ def project_px(intrinsics: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float6
 
 
 def require_metres(file: Path, values: npt.NDArray[np.float64]) -> None:
-    """Raise a `UserError` if points (N, K, 3), or lengths of bones (N,), are too large for metres."""
+    """Raise a `UserError` if depths of points (N, K, 3), or lengths of bones (N,), cannot be metres."""
     lengths = values if values.ndim == 1 else np.abs(values[..., 2])
     found, most = float(np.nanmax(lengths)), _LONGEST_M if values.ndim == 1 else _FARTHEST_M
     if found > most:
@@ -53,6 +53,9 @@ def require_metres(file: Path, values: npt.NDArray[np.float64]) -> None:
         raise UserError(
             f"{file}: a {what} {found:g} m; expected at most {most:g} m. Are these millimetres? Then divide by 1000."
         )
+    usual, least = float(np.nanmedian(lengths)), most / 500  # 2 mm of a bone, 4 cm of a depth
+    if usual < least:
+        raise UserError(f"{file}: half of the lengths are below {usual:.2g} m; expected metres, above {least:g} m.")
 
 
 @contextmanager
@@ -70,6 +73,7 @@ def dataset_file(file: Path, expected: str, remedy: str = "Unpack the dataset ag
         raise UserError(f"{file}: {error.strerror or error}; expected {expected}. {remedy}") from error
     except Exception as error:  # damaged content may raise anything
         reason = in_one_line(error) if isinstance(error, ValueError) else repr(error)[:200]
+        reason = f"it has no {error}" if isinstance(error, KeyError) else reason
         raise UserError(f"{file}: cannot be read ({reason}); expected {expected}. {remedy}") from error
 
 
@@ -85,7 +89,11 @@ def read_json_array(file: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float6
         if array is not None and array.shape[1:] == (1,) and not shape:
             array = array[:, 0]
         if array is None or not array.ndim or array.shape[1:] != shape or not np.isfinite(array).all():
-            raise ValueError("other values" if array is None else f"an array of shape {array.shape}")
+            if array is None:
+                raise ValueError("lists of different lengths, or values that are no numbers")
+            raise ValueError(
+                f"an array of shape {array.shape}" + ("" if np.isfinite(array).all() else ", not all finite")
+            )
         return array
 
 

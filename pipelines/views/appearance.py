@@ -270,19 +270,19 @@ class Change(NamedTuple):
     """The arithmetic of an augmentation.
 
     Attributes:
-        loop: changes some of N views in place, on a CPU. Arguments: (N, S, S, 3) uint8 views, (n,) rows to change,
+        on_cpu: changes some of N views in place, on a CPU. Arguments: (N, S, S, 3) uint8 views, (n,) rows to change,
             tables, constants.
         of_tensors: returns n changed views, on any device. Arguments: (n, S, S, 3) uint8 views, tables, constants. The
             result may have one channel for all three, and floating numbers of at least 0, which are rounded and clipped
             afterwards.
-        helpers: functions that the loop calls. Numba compiles it and them; without any, it is called as it is.
+        compiled_with: functions that `on_cpu` calls, if Numba has to compile it and them; none if it calls OpenCV.
         tables: makes the arrays that depend on the draws. Arguments: (n, COLUMNS) draws, S.
         constants: makes the arrays that depend on `AppearanceConfig` and S only. They are kept on the device.
     """
 
-    loop: Callable[..., None]
+    on_cpu: Callable[..., None]
     of_tensors: Callable[..., Tensor]
-    helpers: tuple[Callable[..., Any], ...] = ()
+    compiled_with: tuple[Callable[..., Any], ...] = ()
     tables: Callable[..., Arrays] = lambda *_: ()
     constants: Callable[..., Arrays] = lambda *_: ()
 

@@ -52,6 +52,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         "module.pth": torchvision.models.resnet18(weights=None),  # code, not tensors
         "large.pth": {**state, variance: torch.full((64,), 1e300, dtype=torch.float64)},
         "meta.pth": {**state, "conv1.weight": torch.zeros(64, 3, 7, 7, device="meta")},
+        "int8.pth": {**state, "conv1.weight": torch.ones(64, 3, 7, 7, dtype=torch.int8)},
         "gray.pth": {**state, "conv1.weight": torch.zeros(64, 1, 7, 7)},
     }.items():
         torch.save(content, tmp_path / file)
@@ -62,7 +63,8 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         "no_state.pth": "holds no tensors by name",
         "module.pth": "cannot be read",
         "large.pth": f"{variance} holds NaN or infinity; expected",
-        "meta.pth": "conv1.weight holds no floats",
+        "meta.pth": "conv1.weight holds no plain numbers",
+        "int8.pth": r"conv1.weight has numbers of torch.int8, and not of torch.float32",
         "gray.pth": r"conv1.weight.*\[64, 1, 7, 7\]",
     }.items():
         with pytest.raises(UserError, match=message) as caught:

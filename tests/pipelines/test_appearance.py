@@ -141,7 +141,7 @@ def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str, monke
     draws[3::7, Column[option.upper()]] = 0
     made = []
     for devices in (frozenset({"cpu"}), frozenset[str]()):
-        monkeypatch.setattr("peclr_dali.pipelines.render.apply_appearance._IN_LOOPS", devices)
+        monkeypatch.setattr("peclr_dali.pipelines.render.apply_appearance._ONE_BY_ONE", devices)
         views = torch.from_numpy(images.copy())
         apply_appearance(views, draws, ALWAYS[option], slice(1, None, 2))
         made.append(views.numpy().astype(int))

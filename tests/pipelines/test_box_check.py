@@ -99,6 +99,8 @@ def test_keypoints_far_from_their_boxes_are_refused_or_counted(caplog: pytest.Lo
     assert "1 of 5 hands have keypoints far from their boxes, first that of 1.jpg" in caplog.text
     with pytest.raises(UserError, match=r"5 of 5 hands have keypoints far.*Expected pixels of the image"):
         check_keypoints(replace(index, keypoints_px=keypoints_px * 10))
+    with pytest.raises(UserError, match="5 of 5 hands have keypoints far"):  # fractions, half a pixel added as for COCO
+        check_keypoints(replace(index, keypoints_px=keypoints_px * np.float32(0.002) + np.float32(0.5)))
     shifted_px = keypoints_px - np.array([160, 160, 100, 160, 160, 160], np.float32)[:, None, None]
     with pytest.raises(UserError, match=r"4 of 5 hands lie outside of their boxes.*x before y, in pixels of one image"):
         check_keypoints(replace(index, keypoints_px=shifted_px))

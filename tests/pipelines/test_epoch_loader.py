@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pickle
 import re
 import subprocess
@@ -78,6 +79,11 @@ def test_a_loader_that_is_sent_to_another_process_says_what_to_do(folder: Path) 
 
 def test_epochs_are_those_of_the_loader(folder: Path) -> None:
     index = index_of(folder)
+    of_numpy: dict[str, Any] = {"batch": np.uint8(6), "seed": np.uint64(2**62 + 5)}
+    with make_loader(index, **of_numpy, device="cpu") as loader:
+        loader.set_epoch(of_numpy["batch"])
+        assert json.dumps(loader.state_dict())  # no NumPy's numbers, which would be rounded
+        assert loader.state_dict()["seed"] == 2**62 + 5
     expected = load(index, batch=6, order=build_order(index, batch=6, seed=3), last=8)
     with small_loader(str(folder)) as ours, small_loader(index) as same:
         assert len(ours) == 4

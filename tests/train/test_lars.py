@@ -303,5 +303,8 @@ def test_a_closure_gives_the_gradients_and_its_loss_is_returned() -> None:
         return float(loss.detach())
 
     assert [optimiser.step(closure) for _ in range(2)] == pytest.approx([75.0, 75.0 * 0.9**2])
+    optimiser.inner.load_state_dict(optimiser.inner.state_dict())  # which replaces its groups
+    optimiser.step(closure)
+    assert optimiser.param_groups is optimiser.inner.param_groups
     with pytest.raises(ValueError, match="the inner optimiser maximises"):
         Lars(torch.optim.SGD([weight], lr=0.1, maximize=True))

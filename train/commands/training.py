@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -48,7 +49,7 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
         _show_loss(folder)
         say(f"what the network saw: {folder.views_picture}")
         say(f"how the loss fell:    {folder.loss_picture}")
-        say(f"all on one page:      {CALL} report {folder.root}")
+        say(f"all on one page:      {CALL} report {shlex.quote(str(folder.root))}")
 
 
 @click.command()

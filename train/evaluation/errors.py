@@ -122,8 +122,8 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
 
     A source that the network was trained on has its own margin there; others have that of the first.
     """
-    margins = {_place(one): one.box_margin for one in run.config.data}
-    sources = tuple(replace(one, box_margin=margins.get(_place(one), run.box_margin)) for one in config.data)
+    margins = {_place(one)[:2]: one.box_margin for one in run.config.data}
+    sources = tuple(replace(one, box_margin=margins.get(_place(one)[:2], run.box_margin)) for one in config.data)
     network = run.config
     return replace(config, data=sources, geometry=network.geometry, pose=network.pose, encoder=network.encoder)
 

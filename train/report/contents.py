@@ -76,11 +76,12 @@ def _read_run(root: Path, name: str) -> Run:
             "no steps. Name a run of pretrain or finetune"
         )
     evaluation = root / "evaluation" / "metrics.json"
-    results: Any = {} if evaluation.exists() else None
-    with suppress(FileNotFoundError, ValueError):
-        results = parse_json(regular(evaluation).read_bytes())
-    if results is not None and not (isinstance(results, dict) and {"metrics", "constants"} <= results.keys()):
-        raise UserError(f"{evaluation}: expected what 'evaluate' writes. Run it again, or move the file away")
+    results: Any = None
+    if evaluation.exists():
+        with suppress(ValueError):
+            results = parse_json(regular(evaluation).read_bytes())
+        if not (isinstance(results, dict) and {"metrics", "constants"} <= results.keys()):
+            raise UserError(f"{evaluation}: expected what 'evaluate' writes. Run it again, or move the file away")
     return Run(folder, name, folder.read_config(), rows, folder.read_validations(), results)
 
 

@@ -114,7 +114,8 @@ def find_checkpoint(source: Path, expected: str) -> Path:
         raise UserError(f"{source} does not exist; expected {expected}")
     if source.is_file():
         return source
-    path = Checkpoints(source / BEST, keep=1).latest() or Checkpoints(source / CHECKPOINTS, keep=1).latest()
+    folders = (source / BEST, source / CHECKPOINTS, source)  # a run's, or one of these two
+    path = next((path for folder in folders if (path := Checkpoints(folder, keep=1).latest()) is not None), None)
     if path is None:
         raise UserError(f"{source} holds no checkpoint; expected {expected}")
     return path

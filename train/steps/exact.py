@@ -191,7 +191,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
         while nodes:
             seen.add(node := nodes.pop())
             if getattr(node, "variable", None) not in leaves:
-                raise ValueError(f"{name} has parameters that are not in `network`: make them part of it")
+                raise ValueError(f"{name} has parameters that are not in `network` (or its input needs gradients)")
             nodes |= {following for following, _ in node.next_functions} - seen - {None}
 
     def _fitting(self, graph_bytes: int) -> int:

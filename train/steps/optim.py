@@ -58,11 +58,15 @@ class Lars(torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.trust_coefficient, self.clip, self.eps = inner, trust_coefficient, clip, eps
         self.least_dims = least_dims
-        self.param_groups, self.state = inner.param_groups, inner.state
+        self._follow_inner()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this optimiser or of the inner one."""
         self.inner.load_state_dict(state_dict)
+        self._follow_inner()
+
+    def _follow_inner(self) -> None:
+        """Have the groups and the state of the inner optimiser, which loading replaces."""
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     @torch.no_grad()
@@ -71,6 +75,7 @@ class Lars(torch.optim.Optimizer):
 
         Returns what the closure returns.
         """
+        self._follow_inner()
         loss = None
         if closure is not None:
             with torch.enable_grad():

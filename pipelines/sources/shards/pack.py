@@ -21,7 +21,7 @@ from peclr_dali.pipelines.files.image_file import BadImage
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.shards.tar_index import TarIndex, label_arrays, scan_tar
 
-_COMPRESSED: Final = re.compile(r"\.(tar\.\w+|tgz)$", re.IGNORECASE)
+_COMPRESSED: Final = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
 _AT_ONCE: Final = 256
 """Images that are read ahead of the writer."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -110,6 +111,9 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
     return index
 
 
+_OF_MACOS: Final = re.compile(r"(^|/)(\._|__MACOSX/)")
+
+
 def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
     """Name, offset and size of each image in a tar file.
 
@@ -121,7 +125,7 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
             return [
                 (member.name.encode(errors="surrogateescape"), member.offset_data, member.size)
                 for member in tar
-                if member.isfile() and member.name.lower().endswith(IMAGE_ENDINGS) and "/._" not in f"/{member.name}"
+                if member.isfile() and member.name.lower().endswith(IMAGE_ENDINGS) and not _OF_MACOS.search(member.name)
             ]
     except (tarfile.TarError, OSError) as error:
         raise UserError(

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,12 +39,12 @@ COCO = {
     "annotations": [
         {"image_id": 8, "category_id": 1, "bbox": [50, 10, 10, 20]},
         {"image_id": 9, "category_id": 2, "bbox": [5, 5, 10, 10]},
-        {"image_id": 8, "bbox": [10, 10, 30, 10]},
+        {"image_id": 8, "category_id": 2.0, "bbox": [10, 10, 30, 10]},
         {"image_id": 10, "bbox": [1, 1, 30, 10], "iscrowd": "1"},
     ],
 }
 CORNERS = {
-    "images": [{"id": 0, "file_name": "b.jpg", "width": 80, "height": 60}],
+    "images": [{"id": 0, "file_name": "b.jpg", "width": "80", "height": 60}],
     "annotations": [{"image_id": 0, "bbox": [50, 10, 60, 30]}],
 }
 
@@ -63,7 +64,9 @@ def test_each_hand_is_a_sample_and_the_rest_is_left_out(
 ) -> None:
     caplog.set_level(logging.INFO)
     boxes = root / f"boxes.{form}"
-    coco = json.dumps(COCO).replace('"category_id": 1', '"category_id": "1"')
+    coco = (
+        json.dumps(COCO).replace('"category_id": 1', '"category_id": "1"').replace('"id": 7', '"width": null, "id": 7')
+    )
     boxes.write_text(start + (HANDS.replace("hand", "Hand", 1) if form == "csv" else coco))
     index = load_folder(DataConfig("folder", str(root), box=str(boxes)))
     assert index.paths == ["b.jpg", "b.jpg", "c.jpg"]
@@ -160,6 +163,23 @@ def test_joints_and_a_camera_beside_a_folder_are_the_labels_of_a_dataset(labelle
     assert [len(part) for part in parts] == [22, 2]
 
 
+def test_landmarks_in_another_order_than_the_joints_are_one_line(labelled: tuple[Path, Index]) -> None:
+    """From the fingertips to the palm."""
+    file, expected = labelled
+    config = DataConfig("folder", str(expected.root), box=str(file))
+    order = [0, *(1 + 4 * finger + joint for finger in range(5) for joint in (3, 2, 1, 0))]
+    points_px = load_index(config).keypoints_px
+    assert points_px is not None
+    header, *rows = file.read_text().splitlines()
+    for joints, message in ((np.arange(21), None), (np.array(order), "of half of the hands, 3D joints and landmarks")):
+        landmarks = [",".join(map(str, one)) for one in points_px[:, joints].reshape(len(rows), -1).tolist()]
+        names = ",".join(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy")
+        lines = [f"{row},{one}" for row, one in zip(rows, landmarks, strict=True)]
+        file.write_text("\n".join([f"{header},{names}", *lines]))
+        with one_line(message) if message else nullcontext():
+            load_index(config)
+
+
 def with_landmarks(text: str) -> str:
     """Columns of landmarks: an empty row, then one with all of them at (1, 2)."""
     header, first, second, *rest = text.splitlines()
@@ -203,12 +223,13 @@ PLAIN = "file,x0,y0,x1,y1\n"
         ("b.csv", f"{HEADER}\nb.jpg,1,1,9,9", "line 2: hand is ''; expected left, right, none, unreadable"),
         ("b.csv", PLAIN.encode("utf-16"), "expected a header with the columns file,x0"),
         ("b.csv", PLAIN, "holds no box"),
-        ("b.json", '{"c.jpg": [0, 0, 9, 9]}', r"KeyError\('images'\).*expected boxes as CSV, or in COCO's"),
+        ("b.json", '{"c.jpg": [0, 0, 9, 9]}', r"it has no 'images'.*expected boxes as CSV, or in COCO's"),
         ("b.json", json.dumps(COCO).replace("[50, 10, 10, 20]", "[50, 10, 0, 20]"), "annotation 0: .* is not a box"),
         ("b.json", json.dumps(COCO).replace('"image_id": 8', '"image_id": 3'), "of the 5 images has the id '3'"),
         ("b.json", json.dumps(COCO).replace('"id": 8', '"id": 9'), "several images have the same id"),
         ("b.json", json.dumps(COCO).replace("[50, 10, 10, 20]", '"none"'), "annotation 0: bbox is none"),
-        ("b.json", json.dumps(COCO).replace('"category_id": 2', '"category_id": 3'), "no category has the id '3'"),
+        ("b.json", json.dumps(COCO).replace('"category_id": 2,', '"a": 2,'), "no category has the id 'None'"),
+        ("b.json", json.dumps(COCO).replace('"id": 2', '"id": 1'), "several categories have the same id"),
         ("b.json", json.dumps(CORNERS), "most boxes end outside of their images; expected bbox as x, y, w"),
         ("b.txt", "", "expected a .csv or .json file"),
         ("missing/b.csv", None, "No such file or directory; expected boxes as CSV"),

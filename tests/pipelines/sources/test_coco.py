@@ -9,7 +9,7 @@ import pytest
 
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.pipelines.sources.coco import load_coco
+from peclr_dali.pipelines.sources.coco import ANNOTATIONS, load_coco
 from peclr_dali.skeleton import HAND, THUMB_IN_ANATOMY
 from tests.pipelines.sources.layouts import one_line, write_image
 
@@ -93,6 +93,24 @@ def test_the_parts_share_no_image(root: Path) -> None:
     assert not {*train.paths} & {*val.paths}
     assert sorted([*train.paths, *val.paths]) == sorted(both.paths)
     assert len({*val.paths}) == 2
+
+
+def test_a_new_image_moves_at_most_one_other_to_the_other_part(root: Path) -> None:
+    """It stands first in the file."""
+    file = root / ANNOTATIONS
+    content = json.loads(file.read_text())
+    first, hand = content["images"][0], content["annotations"][0]
+    for number in range(60):
+        content["images"].append({**first, "id": 1000 + number, "file_name": f"{number}.jpg"})
+        content["annotations"].append({**hand, "image_id": 1000 + number})
+    file.write_text(json.dumps(content))
+    before = set(load_coco(DataConfig("coco", str(root), split="val")).paths)
+    content["images"].insert(0, {**first, "id": 999, "file_name": "new.jpg"})
+    content["annotations"].append({**hand, "image_id": 999})
+    file.write_text(json.dumps(content))
+    after = set(load_coco(DataConfig("coco", str(root), split="val")).paths)
+    assert len(before) >= 6
+    assert len(before - after) <= 1
 
 
 def test_keys_without_a_meaning_are_refused(root: Path) -> None:

@@ -12,7 +12,15 @@ from tests.pipelines.sources.layouts import one_line
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     root = tmp_path / "hands"
-    others = ("._c.jpg", ".DS_Store", "Thumbs.db", "@eaDir/c.jpg", "b/@eaDir/a.jpg", "$RECYCLE.BIN/c.jpg")
+    others = (
+        "._c.jpg",
+        ".DS_Store",
+        "Thumbs.db",
+        "@eaDir/c.jpg",
+        "b/#recycle/a.jpg",
+        "__MACOSX/c.jpg",
+        "$RECYCLE.BIN/c.jpg",
+    )
     for name in (
         "b/z.PNG",
         "b/a.jpg",
@@ -75,7 +83,7 @@ def test_images_of_other_kinds_are_counted_in_a_warning(root: Path, caplog: pyte
     (root / "b" / "new.heic").write_bytes(b"")
     assert load_folder(DataConfig("folder", str(root))).paths == PATHS
     (record,) = caplog.records
-    assert record.message.startswith(f"{root}: 7 images are used; left out: 1 .heic; convert other images to JPEG")
+    assert record.message == f"{root}: 7 images are used; left out: 1 .heic; convert other images to JPEG or PNG"
 
 
 def test_a_new_image_moves_at_most_one_other_to_the_other_part(tmp_path: Path) -> None:

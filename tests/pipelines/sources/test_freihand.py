@@ -165,6 +165,10 @@ def resize_images(width: int, height: int) -> Any:
             r"training_K\.json: cannot be read .*; expected a JSON list with 3 x 3 finite",
         ),
         (rewrite("scale", lambda rows: rows[:, None].repeat(2, 1)), r"training_scale\.json: .* with one finite number"),
+        (
+            lambda root: (root / "training/rgb/00000003 (1).jpg").write_bytes(b""),
+            r"'00000003 \(1\).jpg' is none of FreiH",
+        ),
         (delete_images(5), r"79 \.jpg files, but 00000005\.jpg is missing"),
         (delete_labels_and_last_image, "79 images; expected a multiple of 4"),
         (lambda root: (root / "training").rename(root / "train"), r"training/rgb: No such file.*make-data"),
@@ -174,6 +178,10 @@ def resize_images(width: int, height: int) -> Any:
         (
             rewrite("scale", lambda rows: rows * 1000),
             "a bone is .* m; expected at most 1 m. Are these millimetres",
+        ),
+        (
+            rewrite("xyz", lambda rows: rows / 1000),
+            r"half of the lengths are below .* m; expected metres, above 0\.04 m",
         ),
         (rewrite("scale", lambda rows: rows * 12), r"training_scale.json: 5.* times the bones of training_xyz.json"),
         (rewrite("xyz", lambda rows: rows * [1, 1, -1]), "expected depths above 0"),

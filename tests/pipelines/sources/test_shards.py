@@ -31,7 +31,7 @@ from tests.command_line import run_cli
 from tests.pipelines.harness import RENDERERS, assert_equal, load
 from tests.pipelines.image_files import encoded, smooth_picture
 from tests.pipelines.sources.bucket import ADDRESS, Bucket
-from tests.pipelines.sources.layouts import one_line
+from tests.pipelines.sources.layouts import one_line, write_image
 from tests.pipelines.sources.test_freihand import write_part
 
 COUNT = 50
@@ -155,7 +155,8 @@ def test_tar_files_of_webdataset_are_indexed_where_they_are(
             member = tarfile.TarInfo(f"{kind.decode()}.jpg")
             member.type, member.linkname = kind, "elsewhere"
             tar.addfile(member)
-    (tmp_path / "3.tar.gz").write_bytes(b"")
+    for name in ("3.tar.gz", "3.tar.idx"):
+        (tmp_path / name).write_bytes(b"")
     assert run_cli("pack", "--index", str(tmp_path)) == 0
     printed = capsys.readouterr()
     assert "50 images in 3 tar files" in printed.out
@@ -169,6 +170,18 @@ def test_tar_files_of_webdataset_are_indexed_where_they_are(
     np.testing.assert_array_equal(boxes[:2], [[6, 7, 10], [0, 0, 0]])
     with pytest.raises(UserError, match="do not say which of their images belong together"):
         load_index(DataConfig("shards", str(tmp_path), split="val"))
+
+
+def test_a_packed_folder_holds_out_the_same_images(tmp_path: Path) -> None:
+    for number in range(30):
+        write_image(tmp_path / "folder" / f"{number:02}.png", 10 + number, 20)
+    whole = load_index(DataConfig("folder", str(tmp_path / "folder")))
+    pack(whole, tmp_path / "packed", per_tar=7, workers=1)
+    held_out = [
+        load_index(DataConfig(source, str(tmp_path / place), split="val"))
+        for source, place in (("folder", "folder"), ("shards", "packed"))
+    ]
+    assert held_out[0].read_many(range(3)) == held_out[1].read_many(range(3))
 
 
 def test_files_that_cannot_be_used_are_left_out(source: Index, tmp_path: Path) -> None:

@@ -225,13 +225,15 @@ def changed(run: Path, *, sources: int = 1, **data: Any) -> PoseRun:
     return dataclasses.replace(loaded, config=load_config(FinetuneConfig, [], [], base=tables))
 
 
-def test_training_data_of_the_run_is_recognised(run: Path) -> None:
+def test_training_data_of_the_run_is_recognised(run: Path, tmp_path: Path) -> None:
     loaded, on_dexter = load_pose_run(run), changed(run, source="dexter_object", split="all")
+    link = tmp_path / "another_name"
+    link.symlink_to(loaded.config.data[0].root)
     for one, settings, expected in (
         (loaded, [], False),
         (loaded, ["data.split=train"], True),
         (loaded, ["data.split=all"], True),
-        (loaded, [f"data.root={loaded.config.data[0].root}/.", "data.split=all"], True),  # the same folder
+        (loaded, [f"data.root={link}", "data.split=all"], True),
         (loaded, ["data.split=all", "data.part=evaluation"], False),
         (on_dexter, ["data.part=evaluation"], True),  # a source without parts has no other images
     ):

@@ -163,6 +163,10 @@ def test_errors_relative_to_view_and_hand() -> None:
     np.testing.assert_allclose(found["epe_px_of_224"], [[12, 20, 36, np.nan]])
     np.testing.assert_array_equal(found["pck_0.1"], [[1, 0, 0, np.nan]])
     np.testing.assert_array_equal(found["pck_0.2"], [[1, 1, 0, np.nan]])
+    true_px[:, 1:] = np.nan  # a rectangle around one keypoint has no side
+    alone = relative_pixel_errors(np.array([[3.0, np.nan, np.nan, np.nan]]), true_px, np.array([2.0]), 112)
+    assert np.isnan(alone["pck_0.2"]).all()
+    assert alone["epe_px_of_224"][0, 0] == 12
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:

@@ -98,6 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_is_valid_html_without_external_files(folder: Path) -> None:
     text = (folder / "report.html").read_text()
     page = Page(text)
+    assert set(re.findall(r"data:image/jpeg;base64,(.{4})", text)) == {"/9j/"}  # the first bytes of a JPEG
     without_pictures, count = re.subn(r"data:image/(jpeg|png);base64,[\w+/=]+", "", text)
     assert count == len(page.attributes("src"))
     assert not re.search(r"https?:|//[\w.]+/|url\((?!#)|@import", without_pictures)

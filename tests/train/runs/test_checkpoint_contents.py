@@ -62,7 +62,7 @@ def test_weights_that_are_not_finite_are_not_loaded(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nan.pt: w holds NaN or infinity; expected finite weights"):
         load_checkpoint(tmp_path / "nan.pt")
     quantized = torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.qint8)
-    with pytest.raises(UserError, match=r"a.pth: w holds no floats"):
+    with pytest.raises(UserError, match=r"a.pth: w holds no plain numbers"):
         require_finite({"w": quantized}, "a.pth")
     with pytest.raises(UserError, match=r"bn1.running_var is negative somewhere; expected variances"):
         require_finite({"bn1.running_mean": torch.tensor([-1]), "bn1.running_var": torch.tensor([1.0, -1])}, "a.pth")
