@@ -71,8 +71,8 @@ def or_shipped(path: Path, suffix: str) -> Path:
 
 
 def is_left_to_shell(path: str) -> bool:
-    """Whether a path begins with ~ or contains $NAME or $(...), as in quotes, after "=" or in a file.
+    """Whether a path begins with ~ or contains $NAME, $(...) or NUL, as in quotes, after "=" or in a file.
 
     Otherwise a folder named "~" would be made.
     """
-    return re.match(r"~|.*\$[\w{(]", path) is not None and not os.path.lexists(path)
+    return re.match(r"~|.*(\$[\w{(]|\0)", path) is not None and not os.path.lexists(path)

@@ -56,7 +56,7 @@ def load_folder(config: DataConfig) -> Index:
     paths = sorted(images)
     whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
     group = np.array([hash_of_name(path) for path in paths])  # so that a new image does not move the others
-    index = Index(name="/".join(root.parts[-2:]), root=root, paths=paths, box_px=whole, group=group)
+    index = Index(name="/".join(root.absolute().parts[-2:]), root=root, paths=paths, box_px=whole, group=group)
     if config.box != "center":
         index = with_boxes(index, Path(config.box))
     return index.select(rows_of_split(index.groups, config.split))

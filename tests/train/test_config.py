@@ -205,6 +205,7 @@ def test_a_path_that_cannot_be_used_is_refused(key: str) -> None:
         "~/hands": r"~ and \$NAME are not replaced here; write it out",
         "$HANDS/all": r"~ and \$NAME are not replaced here; write it out",
         "runs/$JOB": r"~ and \$NAME are not replaced here; write it out",
+        "runs/a\0b": "write it out",
     }.items():
         with pytest.raises(UserError, match=rf"^--set {key}=.*: {key.replace('data', 'data.0')} = .*{message}"):
             load(f"{key}={path}")

@@ -117,6 +117,8 @@ def _hands(images: Sequence[str], box_px: Box | None, boxes: Path | None, out: P
     """The hands of a file of boxes; or the pictures in the order given, each once, whole or a single one with a box."""
     if missing := [word for word in images if not word or not Path(word).exists()]:
         raise UserError(f"{missing[0]!r}: no picture and no folder of pictures. Check the path")
+    if odd := [word for word in images if word != word.encode(errors="ignore").decode() and Path(word).is_dir()]:
+        raise UserError(f"{odd[0]}: the name of this folder is not UTF-8; expected one that is. Rename it")
     paths = [Path(word).absolute() for word in images]
     folders = {path: DataConfig("folder", str(path), box=str(boxes or "center")) for path in paths if path.is_dir()}
     refuse_among_images(out, folders.values())

@@ -273,6 +273,7 @@ def test_what_is_no_camera_in_pixels_is_refused(content: str, tmp_path: Path) ->
     ("wrong", "message"),
     [
         ({"images": ["no.png"]}, "no.png': no picture and no folder"),
+        ({"images": ["h\udcff"]}, "the name of this folder is not UTF-8; expected"),
         ({"box_px": (60.0, 5.0, 90.0, 9.0)}, "show nothing of their images"),
         ({"box_px": (0.1, 0.1, 0.9, 0.9)}, "Are these fractions of the image"),
         ({"images": ["hand.png", "text.txt"], "box_px": (1.0, 2.0, 3.0, 4.0)}, "--box names one place"),
@@ -286,5 +287,6 @@ def test_wrong_input_is_reported_in_one_line(
     save_hand(Path("hand.png"), 50, 40)
     Path("text.txt").write_text("hello")
     Path("empty").mkdir()
+    Path("h\udcff").mkdir()
     with pytest.raises(UserError, match=message):
         predict(**{"run": run, "images": ["hand.png"], "out": Path("out"), **wrong})
