@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -86,6 +88,15 @@ def predict(
     check_boxes(hands)
     there = [file.name for file in out.iterdir()] if out.is_dir() else []
     require_own_results(out, [FILE, *there], force=force)
+    earlier: set[str] | None = None  # unknown, as after a call that was killed
+    with suppress(UserError):
+        earlier = _drawings(out) if FILE in there and not force else None
+    if earlier is not None and (
+        others := [name for name in there if re.match(r"\d{4,}_", name) and name not in earlier]
+    ):
+        raise UserError(
+            f"{out / others[0]}: is none of the drawings there. Name another folder, or replace it by --force"
+        )
     loaded = load_pose_run(run, single_process().device)
     camera = None if intrinsics is None else read_intrinsics(intrinsics)
     done = Predicted(loaded.path, "reference_bone" if scale_m is None else "m", camera is None, [], [])
@@ -108,6 +119,8 @@ def predict(
     finally:  # also of a call that is stopped
         if done.predictions:
             write_predictions(out, done)
+            for name in (earlier or set()) - _drawings(out):
+                (out / name).unlink(missing_ok=True)
     if not done.predictions:
         raise UserError(f"none of {len(files)} pictures can be used, such as {files[0][0]}; expected {EXPECTED}")
     return done
@@ -286,6 +299,11 @@ def write_predictions(folder: Path, predicted: Predicted) -> None:
     }
     lines = ",\n".join(json.dumps(vars(one), default=plain) for one in predicted.predictions)
     write_text(folder / FILE, f'{json.dumps(shared)[:-1]}, "predictions": [\n{lines}\n]}}\n')
+
+
+def _drawings(folder: Path) -> set[str]:
+    """The names of the drawings in a folder of `predict`. Errors as `read_predictions`."""
+    return {Path(one["drawing"]).name for one in read_predictions(folder) if one["drawing"] is not None}
 
 
 def read_predictions(folder: Path) -> Sequence[Mapping[str, Any]]:

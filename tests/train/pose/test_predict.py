@@ -103,6 +103,14 @@ def test_each_picture_is_read_once_and_results_are_written_meanwhile(
     predict(run, words, tmp_path / "out", drawings=0)
     assert sorted(read[10:]) == [f"{number}.png" for number in range(10)]
     assert [one["drawing"] for one in read_predictions(tmp_path / "out")] == [None] * 10
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["predictions.json"]  # no drawing of an earlier call
+    mine = tmp_path / "out" / "0001_1.jpg"
+    mine.write_bytes(b"mine")
+    with pytest.raises(UserError, match=r"0001_1\.jpg: is none of the drawings there"):
+        predict(run, words, tmp_path / "out", drawings=2)
+    assert mine.read_bytes() == b"mine"
+    predict(run, words, tmp_path / "out", drawings=2, force=True)
+    assert len(read_predictions(tmp_path / "out")) == 10
 
 
 def test_a_network_that_predicts_the_palm_gives_the_wrist(tmp_path: Path) -> None:
