@@ -49,10 +49,9 @@ def draw_shapes(folder: Path, count: int, side_px: int = 96) -> None:
 def main() -> None:
     """Draw, train."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("images", 256), ("batch", 64), ("epochs", 4)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    for name, folder in (("data", ".data/own_loss"), ("out", "runs/own_loss")):
-        parser.add_argument(f"--{name}", type=Path, default=Path(folder))
+    folders = {"data": Path(".data/own_loss"), "out": Path("runs/own_loss")}
+    for name, default in {"images": 256, "batch": 64, "epochs": 4, **folders}.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     args = parser.parse_args()
     draw_shapes(args.data, args.images)
     settings = [

@@ -46,6 +46,7 @@ def start_worker() -> None:
     """Let a process of a pool end silently on Ctrl-C, and with its parent, even if that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

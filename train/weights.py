@@ -126,9 +126,8 @@ def export_encoder(source: Path, out: Path, *, keys: Literal["vitpose"] | None =
     "state_dict", as HaMeR reads them. Returns a line about the written file and its checkpoint.
 
     Raises:
-        UserError: there is no checkpoint, `out` has another ending, or the encoder is no ViT such as ViTPose's.
+        UserError: there is no checkpoint, or the encoder is no ViT such as ViTPose's.
     """
-    require_ending(out, ".safetensors", ".pth")
     path = find_checkpoint(source, "the folder of a run, with checkpoints/ in it, or a checkpoint")
     saved = load_checkpoint(path)
     name, side_px = saved["config"]["encoder"]["name"], saved["config"]["geometry"]["side_px"]
@@ -178,7 +177,6 @@ def export_network(source: Path, out: Path) -> str:
     a tensor's would overflow; statistics of batch norm stay as they are. The file's metadata have the tables of the
     configuration that the network needs. Returns and raises as `export_encoder`.
     """
-    require_ending(out, ".safetensors")
     run = load_pose_run(source)
     learnt = dict(run.network.named_parameters())
     state = {key: _halved(value) if key in learnt else value for key, value in run.network.state_dict().items()}
@@ -238,13 +236,11 @@ def export_onnx(source: Path, out: Path) -> str:
     under "preprocessing" how a picture becomes `image`; docs/export.md has an example.
 
     Raises:
-        UserError: `source` is not a fine-tuning run, `out` does not end in .onnx or cannot be written, or the file's
-            results differ from torch's.
+        UserError: `source` is no fine-tuning run, `out` cannot be written, or the file's results differ from torch's.
     """
     import onnxruntime
     import onnxscript  # noqa: F401  # torch's exporter needs it; now, before the work
 
-    require_ending(out, ".onnx")
     run = load_pose_run(source)
     side_px = run.config.geometry.side_px
     network = PoseOnnx(run.network).eval()

@@ -117,24 +117,20 @@ def main(studies: Studies) -> None:
     @click.option("--list", "listed", is_flag=True, help="Print the commands of all runs, for a cluster; run nothing.")
     @record_option
     def command(
-        scale: ScaleName, only: Sequence[str], arms: Sequence[str], seeds: Sequence[int], overrides: Sequence[str],
-        files: Sequence[str], listed: bool, record: Path | None,
+        scale: ScaleName, only: Sequence[str], arms: Sequence[str], seeds: Sequence[int], listed: bool,
+        overrides: Sequence[str], files: Sequence[str], record: Path | None,
     ) -> None:  # fmt: skip
         chosen = [study for study in studies[scale] if study.name in (only or names.choices)]
         known = [name for study in chosen for name in study.measured]
         if unknown := [name for name in arms if name not in known]:
             raise UserError(f"there is no arm {unknown[0]!r}; expected one of {', '.join(known)}")
         for study in chosen:
-            at = replace(
-                study.at,
-                pretrain=[*study.at.pretrain, *overrides],
-                measured=[*study.at.measured, *overrides],
-                pretrain_files=[*study.at.pretrain_files, *files],
-            )
+            pretrain, measured = ([*keys, *overrides] for keys in (study.at.pretrain, study.at.measured))
+            all_files = [*study.at.pretrain_files, *files]
+            at = replace(study.at, pretrain=pretrain, measured=measured, pretrain_files=all_files)
             one = replace(study.only(arms or known), at=at, seeds=seeds or study.seeds)
             if listed:
-                lines = [run.shell_command(at.processes) for _, _, run in one.runs()]
-                click.echo("\n".join(dict.fromkeys(lines)))
+                click.echo("\n".join(dict.fromkeys(run.shell_command(at.processes) for _, _, run in one.runs())))
             elif one.measured:
                 click.echo(run_and_record(one, record))
 

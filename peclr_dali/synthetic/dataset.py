@@ -147,10 +147,10 @@ def _claim(out: Path, recipe: Recipe) -> None:
 
 def _is_complete(out: Path, recipe: Recipe) -> bool:
     """Whether all files are there; an image may have been removed since."""
-    labels = [out / f"{part.name}_{key}.json" for part in parts_of(recipe) for key in _LABELS]
-    images = {part: len([*(out / part.name / "rgb").glob("*.jpg")]) for part in parts_of(recipe)}
-    counted = all(count >= part.poses * part.versions for part, count in images.items())
-    return counted and all(file.is_file() for file in [*labels, out / _LAST])
+    parts = parts_of(recipe)
+    files = [out / _LAST, *(out / f"{part.name}_{key}.json" for part in parts for key in _LABELS)]
+    missing = [part.poses * part.versions - len([*(out / part.name / "rgb").glob("*.jpg")]) for part in parts]
+    return max(missing) <= 0 and all(file.is_file() for file in files)
 
 
 def _boxes(entries: Sequence[Annotation]) -> str:
@@ -190,9 +190,9 @@ def _make_poses(
     take_photo(np.random.default_rng(0), render_hand(hand), hand.intrinsics, _scene(recipe.seed, 0))
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_renderer) as pool:
-        heeded = signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers ignore it until `start_worker`: no tracebacks
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in workers until `start_worker`
         poses = pool.map(make, *zip(*tasks, strict=True), chunksize=_POSES_PER_TASK)
-        signal.signal(signal.SIGINT, heeded)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
             yield from poses
         finally:

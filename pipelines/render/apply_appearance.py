@@ -24,9 +24,7 @@ _ONE_BY_ONE = frozenset({"cpu"})
 for _helper in {helper for change in CHANGES.values() for helper in change.compiled_with}:
     register_jitable(_helper)
 _compiled = cached(numba.njit, nogil=True, fastmath={"contract"}, error_model="numpy")
-_ON_CPU = {
-    column: _compiled(change.on_cpu) if change.compiled_with else change.on_cpu for column, change in CHANGES.items()
-}
+_ON_CPU = {column: _compiled(one.on_cpu) if one.compiled_with else one.on_cpu for column, one in CHANGES.items()}
 
 
 def apply_appearance(

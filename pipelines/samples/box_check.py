@@ -29,6 +29,9 @@ _MOST_SIDES: Final = 20.0
 _FARTHEST_SIDES: Final = 5.0
 """Largest distance of a keypoint from its box's centre, as a multiple of the box's side."""
 
+_OUTSIDE_SIDES: Final = 1.5
+"""Distance from a box's centre, in its sides, at which a keypoint is outside of it, with room for tight boxes."""
+
 _OFF_CENTRE: Final = 0.2
 """Largest usual distance of a camera's or a hand's centre from the image's, over half the image's sides."""
 
@@ -62,11 +65,14 @@ def spread(count: int, most: int) -> list[int]:
     return sorted(set(np.linspace(0, count - 1, min(count, most)).astype(int).tolist()))
 
 
-def check_boxes(index: Index) -> None:
+def check_boxes(index: Index) -> tuple[IntArray, IntArray]:
     """Check the boxes of one source, without margin. Boxes of whole images are not checked.
 
     A box is impossible if its side is below two pixels, if it does not meet its image, or if it is larger than 20 times
     its image. Image sizes are read for a sample of the index. A warning counts impossible boxes.
+
+    Returns:
+        The rows (M,) of this sample whose images can be read, and their widths and heights (M, 2), as displayed.
 
     Raises:
         UserError: a box is not finite or has a negative side, or most boxes are impossible.
@@ -86,15 +92,15 @@ def check_boxes(index: Index) -> None:
     rows, size_px = rows[size_px[:, 0] > 0], size_px[size_px[:, 0] > 0]
     beyond = (index.box_px[rows, :2] - side_px[rows, None] / 2 >= size_px).any(axis=1)
     impossible[rows] |= beyond | (side_px[rows] > _MOST_SIDES * size_px.max(axis=1, initial=0))
-    if not impossible[boxed].any():
-        return
-    found = _found(index, boxed, impossible, "boxes show nothing of their images")
-    if any(2 * impossible[some].sum() > len(some) for some in (boxed, rows)):
-        raise UserError(
-            f"{found}. Expected pixels of the image as displayed. Are these fractions of the image, or do they belong "
-            "to images of another size?"
-        )
-    log.warning("%s; their views are of one colour. Mend or remove these boxes", found)
+    if impossible[boxed].any():
+        found = _found(index, boxed, impossible, "boxes show nothing of their images")
+        if any(2 * impossible[some].sum() > len(some) for some in (boxed, rows)):
+            raise UserError(
+                f"{found}. Expected pixels of the image as displayed. Are these fractions of the image, or do they "
+                "belong to images of another size?"
+            )
+        log.warning("%s; their views are of one colour. Mend or remove these boxes", found)
+    return rows, size_px
 
 
 def check_keypoints(index: Index) -> None:
@@ -110,6 +116,7 @@ def check_keypoints(index: Index) -> None:
     side_px, known = index.box_px[:, 2:], ~np.isnan(index.keypoints_px.sum(axis=2))
     from_center_px = np.nan_to_num(np.abs(index.keypoints_px - index.box_px[:, None, :2]), nan=0.0, posinf=np.inf)
     far = from_center_px.max(axis=(1, 2)) > _FARTHEST_SIDES * index.box_px[:, 2]
+    # Up to 1, and 1.5 where COCO's source has added half a pixel.
     are_fractions = np.nan_to_num(np.abs(index.keypoints_px), nan=0.0, posinf=np.inf).max(axis=(1, 2)) <= 1.5
     far |= are_fractions & known.any(axis=1)
     if far[boxed].any():
@@ -117,25 +124,34 @@ def check_keypoints(index: Index) -> None:
         if 2 * far[boxed].sum() > len(boxed):
             raise UserError(f"{found}. Expected pixels of the image as displayed, not fractions. Mend them.")
         log.warning("%s; they are trained on as they are. Mend or remove them", found)
-    elsewhere = 2 * ((from_center_px.max(axis=2) > 1.5 * side_px) & known).sum(axis=1) > known.sum(axis=1)
+    elsewhere = 2 * ((from_center_px.max(axis=2) > _OUTSIDE_SIDES * side_px) & known).sum(axis=1) > known.sum(axis=1)
     if 2 * elsewhere[boxed].sum() > len(boxed):
         found = _found(index, boxed, elsewhere, "hands lie outside of their boxes")
         raise UserError(f"{found}. Expected boxes and keypoints, x before y, in pixels of one image. Mend them.")
 
 
-def check_cameras(index: Index) -> None:
-    """Raise a `UserError` if the labels of one source, with cameras, belong to images of another size than its first.
+def check_cameras(index: Index, rows: IntArray, size_px: IntArray) -> None:
+    """Raise a `UserError` if images differ in size, or are of another size than their labels.
 
     The image of a whole camera has the camera's centre in its middle, and a cropped one the hand's. Here neither is.
+
+    Args:
+        index: of one source, whose images have one size.
+        rows, size_px: some rows (M,) and the widths and heights of their images (M, 2).
     """
+    if not len(rows):
+        return
+    first, (width, height) = index.path(int(rows[0])), size_px[0].tolist()
+    if len(others := np.flatnonzero((size_px != size_px[0]).any(axis=1))):
+        found = f"{index.path(int(rows[others[0]]))} has {' x '.join(map(str, size_px[others[0]]))} pixels"
+        raise UserError(f"{found}, and {first} {width} x {height}; expected one size. Unpack the dataset again.")
     cameras, points_px = index.targets.get("K"), index.keypoints_px
     if cameras is None or points_px is None or np.isnan(cameras).all() or np.isnan(points_px).all():
         return
-    height, width = image_sizes_px(index.read, [0])[0].tolist()
     camera, hand = np.nanmedian(cameras[:, :2, 2], axis=0), np.nanmedian(points_px, axis=(0, 1))
-    if height and all(max(abs(2 * x / width - 1), abs(2 * y / height - 1)) > _OFF_CENTRE for x, y in (camera, hand)):
+    if all(max(abs(2 * x / width - 1), abs(2 * y / height - 1)) > _OFF_CENTRE for x, y in (camera, hand)):
         raise UserError(
-            f"{index.path(0)} has {width} x {height} pixels, but its labels are of images of about "
+            f"{first} has {width} x {height} pixels, but its labels are of images of about "
             f"{2 * camera[0]:.0f} x {2 * camera[1]:.0f}. Use images and labels of one size."
         )
 

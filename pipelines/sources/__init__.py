@@ -42,10 +42,10 @@ def _load(config: DataConfig) -> Index:
             f"{config.root}: data.split = {config.split!r} has no image of a usable hand; a tenth of few groups is "
             'none. Mend the data, set data.split = "all", or use a larger set.'
         )
-    check_boxes(index)
-    check_keypoints(index)
+    sampled = check_boxes(index)
     if config.source in _ONE_SIZE:
-        check_cameras(index)
+        check_cameras(index, *sampled)
+    check_keypoints(index)
     left = None
     if config.bad_list is not None:
         left = rows_not_listed(index, Path(config.bad_list))

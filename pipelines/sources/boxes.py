@@ -267,8 +267,8 @@ def with_boxes(index: Index, file: Path) -> Index:
     images, left = len(np.unique(boxes.image)), np.count_nonzero(boxes.mirror)
     found = f"{len(boxes.image)} hands, {left} of them left, in {images} of {len(index)} images"
     _log.info("%s: %s%s", file, found, "; images without a hand are left out" if images < len(index) else "")
-    grouped = replace(index, group=index.groups)  # the hands of an image stay together
-    hands = replace(grouped.select(boxes.image), box_px=boxes.box_px, mirror=boxes.mirror)
+    hands = replace(index, group=index.groups).select(boxes.image)  # those of an image stay together
+    hands = replace(hands, box_px=boxes.box_px, mirror=boxes.mirror)
     keypoints_px, xyz_m = boxes.labels.get("keypoints_px"), boxes.labels.get("xyz_m")
     if keypoints_px is not None:
         hands = replace(hands, keypoints_px=keypoints_px.reshape(-1, len(HAND), 2))
@@ -299,8 +299,7 @@ def _require_joints(file: Path, xyz_m: npt.NDArray[np.float32], cameras: npt.NDA
         raise UserError(f"{found}; expected fx, fy, cx, cy in pixels in the same row. Add or mend them.")
     if (xyz_m[known, :, 2] <= 0).any():
         raise UserError(f"{file}: 3D joints behind the camera; expected x right, y down, z forward. Mend the labels.")
-    if known.any():
-        require_metres(file, xyz_m[known].astype(np.float64))
+    require_metres(file, xyz_m[known].astype(np.float64))
 
 
 def _require_agreement(file: Path, hands: Index, projected_px: npt.NDArray[np.float32]) -> None:

@@ -84,8 +84,7 @@ def load_dexter_object(config: DataConfig) -> Index:
                 f"annotations/{sequence}3D.txt; expected one for each frame. Unpack the dataset again."
             )
     tips_m = _in_colour_camera(np.concatenate(tips))  # (N, 5, 3)
-    if np.isfinite(tips_m).any():
-        require_metres(data, tips_m)
+    require_metres(data, tips_m)
     kept = np.flatnonzero(np.isfinite(tips_m[..., 2]).any(axis=1))
     if not len(kept):
         raise UserError(f"{data}: no fingertip is annotated in any frame. Unpack the dataset again.")

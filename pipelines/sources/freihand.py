@@ -148,8 +148,10 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
     if {"xyz", "scale"} <= labels.keys():
         start, end = HAND.reference_bone
         bones_m = np.linalg.norm(labels["xyz"][:, start] - labels["xyz"][:, end], axis=1)
-        if not 0.2 <= (ratio := float(np.median(labels["scale"] / np.maximum(bones_m, 1e-9)))) <= 5:
-            raise UserError(f"{file}: {ratio:.3g} times the bones of {part}_xyz.json; expected labels of one set.")
+        wrong = (labels["scale"] > 1.5 * bones_m) | (1.5 * labels["scale"] < bones_m)
+        if wrong.any():
+            found = f"{wrong.sum()} of {len(wrong)} are not the bones of {part}_xyz.json, first that of pose"
+            raise UserError(f"{file}: {found} {wrong.argmax()}; expected labels of one set. Unpack the dataset again.")
     return labels
 
 

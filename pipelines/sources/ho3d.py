@@ -173,8 +173,7 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
                 xyz_m[row] = _in_our_frame(joints)
             else:
                 xyz_m[row, 0] = joints * OPENGL_TO_CAMERA
-        if np.isfinite(xyz_m).any():
-            require_metres(root / folder, xyz_m)
+        require_metres(root / folder, xyz_m)
         return {"K": np.array(cameras), "xyz_m": xyz_m, "box_px": np.array(boxes_px)}
 
     return remembered(f"ho3d-1-{selection}", metas, read)

@@ -47,6 +47,8 @@ def project_px(intrinsics: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float6
 def require_metres(file: Path, values: npt.NDArray[np.float64]) -> None:
     """Raise a `UserError` if depths of points (N, K, 3), or lengths of bones (N,), cannot be metres."""
     lengths = values if values.ndim == 1 else np.abs(values[..., 2])
+    if np.isnan(lengths).all():  # none is known
+        return
     found, most = float(np.nanmax(lengths)), _LONGEST_M if values.ndim == 1 else _FARTHEST_M
     if found > most:
         what = "bone is" if values.ndim == 1 else "keypoint is at"
@@ -55,7 +57,8 @@ def require_metres(file: Path, values: npt.NDArray[np.float64]) -> None:
         )
     usual, least = float(np.nanmedian(lengths)), most / 500  # 2 mm of a bone, 4 cm of a depth
     if usual < least:
-        raise UserError(f"{file}: half of the lengths are below {usual:.2g} m; expected metres, above {least:g} m.")
+        found = f"half of the {'bones' if values.ndim == 1 else 'depths'} are below {usual:.2g} m"
+        raise UserError(f"{file}: {found}; expected metres, above {least:g} m. Mend the unit.")
 
 
 @contextmanager
@@ -91,9 +94,8 @@ def read_json_array(file: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float6
         if array is None or not array.ndim or array.shape[1:] != shape or not np.isfinite(array).all():
             if array is None:
                 raise ValueError("lists of different lengths, or values that are no numbers")
-            raise ValueError(
-                f"an array of shape {array.shape}" + ("" if np.isfinite(array).all() else ", not all finite")
-            )
+            finite = "" if np.isfinite(array).all() else ", not all finite"
+            raise ValueError(f"an array of shape {array.shape}{finite}")
         return array
 
 

@@ -180,8 +180,8 @@ def relative_pixel_errors(
     """
     known_px = np.ma.masked_invalid(true_px)
     side_px = np.ma.filled((known_px.max(axis=1) - known_px.min(axis=1)).max(axis=1), np.nan)[:, None]  # (N, 1)
-    side_px[side_px == 0] = np.nan  # of a single keypoint
-    within = {f"pck_{share}": np.where(error_px <= share * side_px, 1.0, 0.0 * side_px) for share in PCK_SHARES}
+    # A single keypoint has no side to compare with.
+    within = {f"pck_{share}": np.where(side_px > 0, error_px <= share * side_px, np.nan) for share in PCK_SHARES}
     tables = {"epe_px_of_224": error_px * view_px_per_px[:, None] * 224 / view_side_px, **within}
     return {name: np.where(np.isnan(error_px), np.nan, table) for name, table in tables.items()}
 

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -88,15 +87,7 @@ def predict(
     check_boxes(hands)
     there = [file.name for file in out.iterdir()] if out.is_dir() else []
     require_own_results(out, [FILE, *there], force=force)
-    earlier: set[str] | None = None  # unknown, as after a call that was killed
-    with suppress(UserError):
-        earlier = _drawings(out) if FILE in there and not force else None
-    if earlier is not None and (
-        others := [name for name in there if re.match(r"\d{4,}_", name) and name not in earlier]
-    ):
-        raise UserError(
-            f"{out / others[0]}: is none of the drawings there. Name another folder, or replace it by --force"
-        )
+    earlier = set[str]() if force else _earlier_drawings(out, there)
     loaded = load_pose_run(run, single_process().device)
     camera = None if intrinsics is None else read_intrinsics(intrinsics)
     done = Predicted(loaded.path, "reference_bone" if scale_m is None else "m", camera is None, [], [])
@@ -119,7 +110,7 @@ def predict(
     finally:  # also of a call that is stopped
         if done.predictions:
             write_predictions(out, done)
-            for name in (earlier or set()) - _drawings(out):
+            for name in earlier - _drawings([vars(one) for one in done.predictions]):
                 (out / name).unlink(missing_ok=True)
     if not done.predictions:
         raise UserError(f"none of {len(files)} pictures can be used, such as {files[0][0]}; expected {EXPECTED}")
@@ -301,9 +292,23 @@ def write_predictions(folder: Path, predicted: Predicted) -> None:
     write_text(folder / FILE, f'{json.dumps(shared)[:-1]}, "predictions": [\n{lines}\n]}}\n')
 
 
-def _drawings(folder: Path) -> set[str]:
-    """The names of the drawings in a folder of `predict`. Errors as `read_predictions`."""
-    return {Path(one["drawing"]).name for one in read_predictions(folder) if one["drawing"] is not None}
+def _earlier_drawings(folder: Path, there: Sequence[str]) -> set[str]:
+    """The names of the drawings of an earlier call in a folder that holds these files.
+
+    Raises:
+        UserError: a file that is named like a drawing is none of them.
+    """
+    try:
+        drawn = _drawings(read_predictions(folder))
+    except UserError:  # there are no predictions, also after a call that was killed
+        return set()
+    if others := [name for name in there if re.match(r"\d{4,}_", name) and name not in drawn]:
+        raise UserError(f"{folder / others[0]}: is none of the drawings there. Name another folder, or give --force")
+    return drawn
+
+
+def _drawings(predictions: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {Path(one["drawing"]).name for one in predictions if one["drawing"] is not None}
 
 
 def read_predictions(folder: Path) -> Sequence[Mapping[str, Any]]:

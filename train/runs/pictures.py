@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -100,8 +101,7 @@ def save_figure(path: Path, figure: Figure, *, dpi: int) -> None:
 
 def legend_name(name: str) -> str:
     """A run's name for a legend: Matplotlib takes $ for mathematics, and leaves out what begins with _."""
-    shown = printable(name).replace("$", r"\$")[:60]
-    return f" {shown}" if shown.startswith("_") else shown
+    return re.sub("^_", " _", printable(name).replace("$", r"\$"))[:60]
 
 
 def log_axis(axis: Axes) -> None:

@@ -52,9 +52,7 @@ class Lars(torch.optim.Optimizer):
         least_dims: int = 0,
     ) -> None:
         if any(group.get("maximize") for group in inner.param_groups):
-            raise ValueError(
-                "the inner optimiser maximises; expected one that minimises, with the negative of the loss"
-            )
+            raise ValueError("the inner optimiser maximises; expected one that minimises: negate the loss")
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.trust_coefficient, self.clip, self.eps = inner, trust_coefficient, clip, eps
         self.least_dims = least_dims
@@ -71,10 +69,7 @@ class Lars(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Scale the gradients, those of `closure` if it is given, and run a step of the inner optimiser.
-
-        Returns what the closure returns.
-        """
+        """Scale the gradients, those of a closure if given, and step by the inner optimiser. Returns the closure's loss."""
         self._follow_inner()
         loss = None
         if closure is not None:

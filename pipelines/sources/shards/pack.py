@@ -150,9 +150,7 @@ def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -
     """
     tars = sorted(folder.rglob("*.tar"))
     if compressed := sorted(file.name for file in folder.rglob("*.t*") if _COMPRESSED.search(file.name)):
-        log.warning(
-            "%d compressed archives are left out, such as %s: unpack them to .tar", len(compressed), compressed[0]
-        )
+        log.warning("%d compressed archives are left out, such as %s: unpack them", len(compressed), compressed[0])
     places = list[Place]()
     for number, tar in enumerate(tars):
         places += [(name, number, offset, size) for name, offset, size in scan_tar(tar)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import tarfile
 import zipfile
@@ -62,8 +63,7 @@ class TarIndex:
         """The names of the samples: each that of its tar file, and its own within it."""
         tars = [f"{tar}/" for tar in self.tars.tolist()]
         return [
-            tars[tar] + name.decode(errors="surrogateescape")
-            for tar, name in zip(self.tar.tolist(), self.members.tolist(), strict=True)
+            tars[tar] + os.fsdecode(name) for tar, name in zip(self.tar.tolist(), self.members.tolist(), strict=True)
         ]
 
     def write(self, folder: Path) -> None:
