@@ -57,8 +57,8 @@ def require_metres(file: Path, values: npt.NDArray[np.float64]) -> None:
         )
     usual, least = float(np.nanmedian(lengths)), most / 500  # 2 mm of a bone, 4 cm of a depth
     if usual < least:
-        found = f"half of the {'bones' if values.ndim == 1 else 'depths'} are below {usual:.2g} m"
-        raise UserError(f"{file}: {found}; expected metres, above {least:g} m. Mend the unit.")
+        few = f"half of the {'bones' if values.ndim == 1 else 'depths'} are below {usual:.2g} m"
+        raise UserError(f"{file}: {few}; expected metres, above {least:g} m. Mend the unit.")
 
 
 @contextmanager
