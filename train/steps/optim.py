@@ -69,7 +69,7 @@ class Lars(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Scale the gradients, of a closure if given, and step by the inner optimiser. Returns what the closure returns."""
+        """Scale the gradients, of a closure if given, and step by the inner optimiser. Returns the closure's result."""
         self._follow_inner()
         loss = None
         if closure is not None:
