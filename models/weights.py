@@ -192,7 +192,7 @@ def require_finite(state: Mapping[str, Tensor], origin: str) -> None:
         if not (has_numbers and bool(tensor.float().isfinite().all())):
             found = "NaN or infinity" if has_numbers else "no plain numbers (sparse, complex, quantized or on meta)"
             raise UserError(f"{origin}: {name} holds {found}; expected finite weights. Name another file")
-        if name.endswith("running_var") and bool((tensor < 0).any()):  # their root would be NaN in evaluation
+        if name.endswith("running_var") and bool((tensor.float() < 0).any()):  # their root would be NaN in evaluation
             raise UserError(f"{origin}: {name} is negative somewhere; expected variances. Name another file")
 
 
@@ -203,7 +203,7 @@ def load_strictly(network: nn.Module, state: Mapping[str, Tensor], *, origin: st
         UserError: a name, a shape or the kind of numbers differs; it says that `origin` does not fit `model`.
     """
     for name, own in network.state_dict().items():
-        if name in state and own.is_floating_point() != state[name].is_floating_point():
+        if name in state and own.is_floating_point() and not state[name].is_floating_point():
             found = f"{name} has numbers of {state[name].dtype}, and not of {own.dtype}"
             raise UserError(f"{origin} does not fit {model}: {found}. Name another file")
     try:

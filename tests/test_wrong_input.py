@@ -66,10 +66,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     # Command lines.
     "unknown command": (["pretran"], ["'pretran'", "Did you mean 'pretrain'?", "python cli.py --help"]),
     "unknown option": ([*pretrain(), "--resme=auto"], ["--resme", "--resume", "python cli.py pretrain --help"]),
-    "path left to a shell": (
-        ["make-data", "~nobody/hands"],
-        ["'OUT': '~nobody/hands': ~ and $NAME", "write it out"],
-    ),
+    "path left to a shell": (["make-data", "~nobody/hands"], ["'OUT': '~nobody/hands': ~ and $NAME", "write it out"]),
     # Data.
     "missing folder": (pretrain("data.root={root}/nowhere"), ["{root}/nowhere: ", "No such file", "Check the path"]),
     # Sizes.

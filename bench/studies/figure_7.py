@@ -76,10 +76,7 @@ def few_labels() -> Study:
     return Study("few_labels", SMALL, folder, measured, STARTS, compare, seeds=range(6), pretrain_seeds=3)
 
 
-STUDIES: Final[Studies] = {
-    "small": [few_labels()],
-    "paper": [label_fractions("rn152"), label_fractions("rn50")],
-}
+STUDIES: Final[Studies] = {"small": [few_labels()], "paper": [label_fractions("rn152"), label_fractions("rn50")]}
 
 if __name__ == "__main__":
     main(STUDIES)

@@ -67,7 +67,7 @@ def load_coco(config: DataConfig) -> Index:
             for where, one, image in coco_annotations(file, content)
             if not int(one.get("iscrowd") or 0) and any(float(v) > 0 for v in _keypoints(where, one)[2::3])
         ]
-        path_of = {image["id"]: _stored_name(root, image["file_name"]) for image, *_ in hands}
+        path_of = {image["id"]: _stored_name(root, image["file_name"].removeprefix("./")) for image, *_ in hands}
     if not hands:
         raise UserError(f"{file}: no annotation has a labelled keypoint. Set data.annotations to another file.")
     images, labels, boxes = zip(*hands, strict=True)

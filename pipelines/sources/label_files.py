@@ -144,10 +144,13 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
 def require_widths(file: Path, box: npt.NDArray[np.float64], sizes_px: npt.NDArray[Any]) -> None:
     """Raise a `UserError` if most boxes x, y, width, height (N, 4) are rather the corners x0, y0, x1, y1.
 
-    Then they end outside of their images, of widths and heights (N, 2), and their second corners do not.
+    Then they end outside of their images, of widths and heights (N, 2), and could be corners. Sizes of 0 or NaN are
+    unknown.
     """
+    known = (sizes_px > 0).all(axis=1)
     outside = (box[:, :2] + box[:, 2:] > sizes_px).any(axis=1)
-    if 2 * outside.sum() > len(box) and (box[:, 2:] <= sizes_px).all():
+    corners = ((box[:, 2:] > box[:, :2]) & (box[:, 2:] <= sizes_px)).all(axis=1)
+    if 2 * (outside & corners & known).sum() > max(1, known.sum()):
         raise UserError(
             f"{file}: most boxes end outside of their images; expected bbox as x, y, width, height. Are these the "
             "corners x0, y0, x1, y1? Then subtract x0, y0."

@@ -23,13 +23,7 @@ from peclr_dali.pipelines.samples.box_check import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.samples.subsets import refuse_key
 from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
-from peclr_dali.pipelines.sources.label_files import (
-    Tables,
-    dataset_file,
-    image_name,
-    remembered,
-    stored_images,
-)
+from peclr_dali.pipelines.sources.label_files import Tables, dataset_file, image_name, remembered, stored_images
 from peclr_dali.pipelines.sources.pickles import VERTICES, keypoint_regressor, read_regressor
 
 _SAME_SHAPE: Final = 0.01

@@ -16,14 +16,7 @@ from peclr_dali.pipelines.views.appearance import CHANGES, MAX_BLUR_SIGMA_PX, Co
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.pipelines.views.draws import Draw
 from tests.pipelines import harness, reference
-from tests.pipelines.harness import (
-    NO_COLOUR,
-    RENDERERS,
-    Image,
-    RendererName,
-    make_views,
-    smooth_image,
-)
+from tests.pipelines.harness import NO_COLOUR, RENDERERS, Image, RendererName, make_views, smooth_image
 from tests.pipelines.test_views import CENTER_BOX, PLAIN_DRAW, far_from_fill
 
 OPTIONS = [column.name.lower() for column in CHANGES]

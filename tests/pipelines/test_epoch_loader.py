@@ -19,14 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali import (
-    AppearanceConfig,
-    ColourConfig,
-    DataConfig,
-    GeometryConfig,
-    PipelinesConfig,
-    make_loader,
-)
+from peclr_dali import AppearanceConfig, ColourConfig, DataConfig, GeometryConfig, PipelinesConfig, make_loader
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader.epoch_loader import EpochLoader

@@ -70,6 +70,13 @@ def test_an_exception_leaves_the_buffers_as_they_were() -> None:
     assert [norm.momentum for norm in norms(model)] == [0.1, 0.3]
 
 
+def test_a_synchronised_norm_is_refused() -> None:
+    model = network()
+    model[1] = nn.SyncBatchNorm(4)
+    with pytest.raises(ValueError, match="found a SyncBatchNorm, expected BatchNorm"):
+        run(model, 6, 2)
+
+
 def test_those_of_instance_norm_do_not_depend_on_what_is_computed_twice() -> None:
     statistics = []
     for recompute in ("never", "always"):

@@ -253,7 +253,7 @@ def embedded(batch: Tensor, rows: slice) -> Tensor:
         ({"embed": lambda batch, rows: embedded(batch, rows).detach()}, "what embed gives has no graph"),
         ({"network": nn.Linear(6, 6)}, "embed has parameters that are not in `network`"),
         ({"embed": lambda batch, rows: nn.Linear(6, 6)(embedded(batch, rows))}, "embed has parameters that are not in"),
-        ({"loss": lambda embeddings: nn.Linear(6, 1)(embeddings).sum()}, "loss has parameters that are not in"),
+        ({"loss": lambda embeddings: nn.Linear(6, 1)(embeddings).sum()}, "loss has parameters, which get no gradient"),
         ({"loss": NTXent}, r"loss is the class NTXent: give a loss, such as NTXent\(\)"),
         ({"loss": lambda embeddings: embeddings.sum(2)}, r"what loss gives has shape \(2, 4\), expected \(\)"),
         ({"loss": lambda embeddings: embeddings.detach().sum()}, "what loss gives has no graph to the embeddings"),

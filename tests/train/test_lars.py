@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -304,7 +305,12 @@ def test_a_closure_gives_the_gradients_and_its_loss_is_returned() -> None:
 
     assert [optimiser.step(closure) for _ in range(2)] == pytest.approx([75.0, 75.0 * 0.9**2])
     optimiser.inner.load_state_dict(optimiser.inner.state_dict())  # which replaces its groups
-    optimiser.step(closure)
     assert optimiser.param_groups is optimiser.inner.param_groups
+    torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1.0)  # which binds `step` to this object
+    twin = pickle.loads(pickle.dumps(optimiser))
+    before = copied.detach().clone()
+    twin.param_groups[0]["params"][0].grad = torch.ones(3)
+    twin.step()
+    assert torch.equal(copied, before)
     with pytest.raises(ValueError, match="the inner optimiser maximises"):
         Lars(torch.optim.SGD([weight], lr=0.1, maximize=True))

@@ -177,12 +177,14 @@ def _parse_override(override: str) -> dict[str, Any]:
 def _merge(into: dict[str, Any], tables: Mapping[str, Any], origin: str) -> None:
     for key, value in tables.items():
         below = into.get(key)
-        if isinstance(below, list) and isinstance(value, Mapping):  # [data], or a --set
-            _merge_numbered(below, key, value, origin)
-        elif isinstance(below, dict) and isinstance(value, Mapping):
-            _merge(below, value, origin)
-        else:
+        if not isinstance(value, Mapping) or below is None:
             into[key] = copy.deepcopy(value)
+        elif isinstance(below, dict):
+            _merge(below, value, origin)
+        elif isinstance(below, list) and all(isinstance(one, dict) for one in below):  # [data], or a --set
+            _merge_numbered(below, key, value, origin)
+        else:
+            raise UserError(f"{origin}: {key} is a table, and {below!r} in an earlier file; use one of both")
 
 
 def _merge_numbered(into: list[Any], name: str, value: Mapping[str, Any], origin: str) -> None:

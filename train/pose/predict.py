@@ -87,7 +87,7 @@ def predict(
     check_boxes(hands)
     there = [file.name for file in out.iterdir()] if out.is_dir() else []
     require_own_results(out, [FILE, *there], force=force)
-    earlier = set[str]() if force else _earlier_drawings(out, there)
+    earlier = _earlier_drawings(out, there, force=force)
     loaded = load_pose_run(run, single_process().device)
     camera = None if intrinsics is None else read_intrinsics(intrinsics)
     done = Predicted(loaded.path, "reference_bone" if scale_m is None else "m", camera is None, [], [])
@@ -110,7 +110,8 @@ def predict(
     finally:  # also of a call that is stopped
         if done.predictions:
             write_predictions(out, done)
-            for name in earlier - _drawings([vars(one) for one in done.predictions]):
+            given = {file.name for file, _ in files if file.parent == out.absolute()}
+            for name in earlier - given - _drawings([vars(one) for one in done.predictions]):
                 (out / name).unlink(missing_ok=True)
     if not done.predictions:
         raise UserError(f"none of {len(files)} pictures can be used, such as {files[0][0]}; expected {EXPECTED}")
@@ -292,23 +293,24 @@ def write_predictions(folder: Path, predicted: Predicted) -> None:
     write_text(folder / FILE, f'{json.dumps(shared)[:-1]}, "predictions": [\n{lines}\n]}}\n')
 
 
-def _earlier_drawings(folder: Path, there: Sequence[str]) -> set[str]:
+def _earlier_drawings(folder: Path, there: Sequence[str], *, force: bool) -> set[str]:
     """The names of the drawings of an earlier call in a folder that holds these files.
 
     Raises:
-        UserError: a file that is named like a drawing is none of them.
+        UserError: a file that is named like a drawing is none of them, and not `force`.
     """
     try:
         drawn = _drawings(read_predictions(folder))
     except UserError:  # there are no predictions, also after a call that was killed
         return set()
-    if others := [name for name in there if re.match(r"\d{4,}_", name) and name not in drawn]:
-        raise UserError(f"{folder / others[0]}: is none of the drawings there. Name another folder, or give --force")
+    others = [name for name in there if re.match(r"\d{4,}_", name) and name not in drawn]
+    if others and not force:
+        raise UserError(f"{folder / others[0]}: is none of the drawings there. Move it away, or give --force")
     return drawn
 
 
 def _drawings(predictions: Sequence[Mapping[str, Any]]) -> set[str]:
-    return {Path(one["drawing"]).name for one in predictions if one["drawing"] is not None}
+    return {Path(one["drawing"]).name for one in predictions if isinstance(one["drawing"], str)}
 
 
 def read_predictions(folder: Path) -> Sequence[Mapping[str, Any]]:

@@ -69,7 +69,7 @@ def _read_run(root: Path, name: str) -> Run:
         raise UserError(
             f"{root} is not a run's folder: it has no config.toml. Name one that pretrain or finetune wrote"
         )
-    rows = [row for row in folder.read_metrics() if "loss" in row]
+    rows = [row for row in folder.read_metrics() if {"loss", "images_per_s"} <= row.keys()]
     if not rows:
         raise UserError(
             f"{root} has no rows in metrics.jsonl: it has not trained yet, or it is a result of 'probe', which takes "

@@ -28,12 +28,14 @@ def one_momentum_step(network: nn.Module, world: World, micro_batches: int) -> I
     `micro_batches` is the number of counted passes over all ranks.
 
     Raises:
-        ValueError: a module has momentum None, a cumulative mean.
+        ValueError: a module has momentum None, a cumulative mean, or is a SyncBatchNorm.
     """
     modules = [m for m in network.modules() if isinstance(m, _NormBase) and m.training and m.running_mean is not None]
     momenta = [module.momentum for module in modules if module.momentum is not None]
     if len(momenta) < len(modules):
         raise ValueError("a batch norm has momentum None, expected a number")
+    if any(isinstance(module, nn.SyncBatchNorm) for module in modules):
+        raise ValueError("found a SyncBatchNorm, expected BatchNorm: it sees one micro-batch, of any number of ranks")
     means = [m.running_mean for m in modules if m.running_mean is not None]
     variances = [m.running_var for m in modules if m.running_var is not None]
     counters = [module.num_batches_tracked for module in modules]

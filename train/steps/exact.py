@@ -179,19 +179,19 @@ class ExactStep(MicroBatchStep, Generic[B]):
         require_floats("what embed gives", embedding, ("V", rows.stop - rows.start, "D"))
         if not embedding.requires_grad:
             raise ValueError("what embed gives has no graph: is the whole network frozen, or does embed detach it?")
-        self._refuse_others("embed", embedding, self.network.parameters())
+        self._refuse_others("embed has parameters that are not in `network`", embedding, self.network.parameters())
         return embedding if left <= self.kept_graphs else embedding.detach()
 
-    def _refuse_others(self, name: str, result: Tensor, known: Iterable[Tensor]) -> None:
+    def _refuse_others(self, found: str, result: Tensor, known: Iterable[Tensor]) -> None:
         """In the first step: a ValueError if other tensors would get a gradient, which no rank would sum or drop."""
         if self._is_checked:
             return
         leaves, seen = {None, *known}, set[Any]()
-        nodes: set[Any] = {result.grad_fn}
+        nodes: set[Any] = {result.grad_fn} - {None}
         while nodes:
             seen.add(node := nodes.pop())
             if getattr(node, "variable", None) not in leaves:
-                raise ValueError(f"{name} has parameters that are not in `network` (or its input needs gradients)")
+                raise ValueError(f"{found}: make them part of it")
             nodes |= {following for following, _ in node.next_functions} - seen - {None}
 
     def _fitting(self, graph_bytes: int) -> int:
@@ -219,7 +219,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
         (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
         if gradient is None:
             raise ValueError("what loss gives has no graph to the embeddings: does it detach them?")
-        self._refuse_others("loss", loss, [leaf])
+        self._refuse_others("loss has parameters, which get no gradient", loss, [leaf])
         loss = loss.detach()
         if shared is not None:
             self.world.sum_in_buckets_([gradient, loss])

@@ -56,21 +56,21 @@ class Lars(torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.trust_coefficient, self.clip, self.eps = inner, trust_coefficient, clip, eps
         self.least_dims = least_dims
-        self._follow_inner()
+        del self.param_groups, self.state  # see `__getattr__`
+
+    def __getattr__(self, name: str) -> Any:
+        """The groups and the state are the inner optimiser's, which loading replaces."""
+        if name in ("param_groups", "state") and "inner" in vars(self):
+            return getattr(self.inner, name)
+        raise AttributeError(name)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this optimiser or of the inner one."""
         self.inner.load_state_dict(state_dict)
-        self._follow_inner()
-
-    def _follow_inner(self) -> None:
-        """Have the groups and the state of the inner optimiser, which loading replaces."""
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Scale the gradients, of a closure if given, and step by the inner optimiser. Returns the closure's result."""
-        self._follow_inner()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -88,8 +88,8 @@ class Lars(torch.optim.Optimizer):
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
-        """All attributes: torch's own method leaves out those of subclasses, also in a copy."""
-        return vars(self).copy()
+        """All attributes but the `step` that a scheduler sets, which is bound to this very object."""
+        return {name: value for name, value in vars(self).items() if name != "step"}
 
     def _scale_gradients(self, group: dict[str, Any]) -> None:
         lr, decay = group["lr"], group.get("weight_decay", 0.0)

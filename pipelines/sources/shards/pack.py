@@ -77,12 +77,12 @@ def pack(
         raise UserError(f"{out} is not empty: name a new folder for the tar files")
     unfinished = out.with_name(f"{out.name}.unfinished")
     for path in unfinished.glob("*"):
-        if not re.match(rf"shard-\d+\.tar|index\.npz|{_LOCK}", path.name):
+        if not re.fullmatch(rf"shard-\d+\.tar|index\.npz(\..*\.part)?|{_LOCK}", path.name):
             raise UserError(f"{path}: 'pack' would replace this folder, which it did not write. Name another OUT")
     try:
         unfinished.mkdir(parents=True, exist_ok=True)
         with FileLock(unfinished / _LOCK, blocking=False), ThreadPoolExecutor(workers) as pool:
-            for path in unfinished.glob("[si]*"):
+            for path in unfinished.glob("[!p]*"):  # all but the lock
                 path.unlink()
             packed = _write(index, unfinished, per_tar, pool, progress, chosen or {})
             (unfinished / _LOCK).unlink()

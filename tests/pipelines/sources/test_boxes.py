@@ -43,9 +43,9 @@ COCO = {
         {"image_id": 10, "bbox": [1, 1, 30, 10], "iscrowd": "1"},
     ],
 }
-CORNERS = {
-    "images": [{"id": 0, "file_name": "b.jpg", "width": "80", "height": 60}],
-    "annotations": [{"image_id": 0, "bbox": [50, 10, 60, 30]}],
+CORNERS: dict[str, list[dict[str, object]]] = {  # of one image nothing is said
+    "images": [{"id": 0, "file_name": "b.jpg", "width": "80", "height": 60}, {"id": 1, "file_name": "a.jpg"}],
+    "annotations": [{"image_id": 0, "bbox": [50, 10, 60, 30]}, {"image_id": 1, "bbox": [5, 5, 9, 9]}],
 }
 
 
@@ -241,6 +241,12 @@ def test_wrong_boxes_end_in_one_line(root: Path, name: str, text: str | bytes | 
         boxes.write_bytes(text if isinstance(text, bytes) else text.encode())
     with one_line(message, boxes):
         load_folder(DataConfig("folder", str(root), box=str(boxes)))
+
+
+def test_right_boxes_may_end_outside_of_their_images(root: Path) -> None:
+    """Where corners are impossible, since the second one would be above the first."""
+    (root / "b.json").write_text(json.dumps(CORNERS).replace("[50, 10, 60, 30]", "[50, 40, 40, 15]"))
+    assert load_index(DataConfig("folder", str(root), box=str(root / "b.json"), split="all")).box_px[1, 0] == 70
 
 
 def test_boxes_of_absent_images_are_counted(root: Path, caplog: pytest.LogCaptureFixture) -> None:

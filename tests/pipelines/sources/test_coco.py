@@ -105,6 +105,8 @@ def test_a_new_image_moves_at_most_one_other_to_the_other_part(root: Path) -> No
         content["annotations"].append({**hand, "image_id": 1000 + number})
     file.write_text(json.dumps(content))
     before = set(load_coco(DataConfig("coco", str(root), split="val")).paths)
+    for image in content["images"][1:9]:
+        image["file_name"] = f"./{image['file_name']}"
     content["images"].insert(0, {**first, "id": 999, "file_name": "new.jpg"})
     content["annotations"].append({**hand, "image_id": 999})
     file.write_text(json.dumps(content))

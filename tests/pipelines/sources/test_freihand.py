@@ -186,10 +186,7 @@ def resize_images(width: int, height: int, images: Iterable[int] = range(4 * POS
         (lambda root: (root / "training/rgb/00000000.jpg").write_bytes(b"x"), r"00000000\.jpg: not a readable image"),
         (rewrite("K", lambda rows: rows.transpose(0, 2, 1)), "of pose 0 is .*a last row of 0, 0, 1. Is it transposed"),
         (rewrite("xyz", lambda rows: rows * 1000), "a keypoint is at .* m; expected at most 20 m. Are these millim"),
-        (
-            rewrite("scale", lambda rows: rows * 1000),
-            "a bone is .* m; expected at most 1 m. Are these millimetres",
-        ),
+        (rewrite("scale", lambda rows: rows * 1000), "a bone is .* m; expected at most 1 m. Are these millimetres"),
         (rewrite("xyz", lambda rows: rows / 1000), r"half of the depths are below .* m; expected metres, above 0\.04"),
         (rewrite("scale", lambda rows: rows * 2), "20 of 20 are not the bones of training_xyz.json, first that of"),
         (
@@ -198,10 +195,7 @@ def resize_images(width: int, height: int, images: Iterable[int] = range(4 * POS
         ),
         (rewrite("xyz", lambda rows: rows * [1, 1, -1]), "expected depths above 0"),
         (resize_images(20, 15), "00000000.jpg has 20 x 15 pixels, but its labels are of images of about 40 x 30"),
-        (
-            resize_images(80, 60, images=[40]),
-            r"40.jpg has 80 x 60 pixels, and .*00000000.jpg 40 x 30; expected o",
-        ),
+        (resize_images(80, 60, images=[40]), r"40.jpg has 80 x 60 pixels, and .*00000000.jpg 40 x 30; expected o"),
         (resize_images(80, 60), "00000000.jpg has 80 x 60 pixels, but its labels are of images of about 40 x 30"),
     ],
 )

@@ -6,10 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peclr_dali.pipelines.sources.pickles import (
-    MANO_TO_KEYPOINTS,
-    read_regressor,
-)
+from peclr_dali.pipelines.sources.pickles import MANO_TO_KEYPOINTS, read_regressor
 from tests.pipelines.sources.layouts import one_line
 
 

@@ -216,6 +216,13 @@ def test_an_interrupted_pack_leaves_nothing_and_the_next_one_is_whole(
     with pytest.raises(UserError, match="is not empty"):
         pack(source, out, per_tar=7, workers=2)
 
+    mine = tmp_path / "two.unfinished" / "shard-000000.tar.bak"
+    mine.parent.mkdir()
+    mine.touch()
+    with pytest.raises(UserError, match="bak: 'pack' would replace this folder"):
+        pack(source, tmp_path / "two", per_tar=7, workers=2)
+    mine.unlink()
+
     def again(done: int, total: int) -> None:
         pack(source, tmp_path / "two", per_tar=7, workers=2)
 

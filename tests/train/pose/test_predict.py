@@ -111,6 +111,8 @@ def test_each_picture_is_read_once_and_results_are_written_meanwhile(
     assert mine.read_bytes() == b"mine"
     predict(run, words, tmp_path / "out", drawings=2, force=True)
     assert len(read_predictions(tmp_path / "out")) == 10
+    predict(run, [str(mine)], tmp_path / "out", drawings=0, force=True)  # an earlier drawing as the picture
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["0001_1.jpg", "predictions.json"]
 
 
 def test_a_network_that_predicts_the_palm_gives_the_wrist(tmp_path: Path) -> None:
