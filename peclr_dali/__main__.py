@@ -22,7 +22,7 @@ def run() -> None:
     if heeded:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from peclr_dali.cli import main
-    from peclr_dali.machine import exit_on_sigterm
+    from peclr_dali.processes import exit_on_sigterm
 
     if heeded:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -18,22 +18,25 @@ ROOMS = ("bench", "models", "pipelines", "synthetic", "train")
 MODULES = [*sorted(PACKAGE.glob("*.py")), *(file for room in ROOMS for file in sorted((PACKAGE / room).rglob("*.py")))]
 PROGRAMS = [ROOT / "cli.py", *(file for name in ("examples", "tools") for file in sorted((ROOT / name).rglob("*.py")))]
 
-_OF_PIPELINES = {"bounds", "errors", "machine", "parsing", "skeleton", "writing"}
+_OF_PIPELINES = {"bounds", "errors", "machine", "numba_cache", "parsing", "ranks", "skeleton", "writing"}
 _OF_TRAIN = _OF_PIPELINES | {"models", "pipelines", "synthetic"}
 MAY_IMPORT = {
     "errors": set[str](),
     "bounds": set[str](),
     "parsing": set(),
     "writing": {"errors", "parsing"},
-    "machine": {"errors"},
+    "machine": set(),
+    "numba_cache": set(),
+    "processes": set(),
+    "ranks": {"errors"},
     "skeleton": set(),
     "models": {"bounds", "errors", "skeleton"},
     "pipelines": _OF_PIPELINES,
-    "synthetic": {"bounds", "errors", "machine", "skeleton", "writing"},
+    "synthetic": {"bounds", "errors", "machine", "numba_cache", "processes", "skeleton", "writing"},
     "train": _OF_TRAIN,
     "bench": _OF_TRAIN | {"train"},
     "cli": {"", "bench", "errors", "machine", "train", "pipelines", "models"},
-    "__main__": {"cli", "machine"},
+    "__main__": {"cli", "processes"},
     "__init__": {"errors", "models", "pipelines", "train"},
     "examples": {"", "models", "pipelines", "skeleton", "train"},
     "tools": set[str](),

@@ -31,7 +31,8 @@ import cv2
 import numpy as np
 
 from peclr_dali.errors import UserError
-from peclr_dali.machine import available_cores, start_worker
+from peclr_dali.machine import available_cores
+from peclr_dali.processes import start_worker
 from peclr_dali.synthetic.hand import STUDIO, VARIED, draw_hand, project, render_hand
 from peclr_dali.synthetic.photo import take_photo
 from peclr_dali.synthetic.scenes import Scene, draw_scene

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from peclr_dali.machine import cached
+from peclr_dali.numba_cache import cached
 from peclr_dali.skeleton import HAND
 
 Floats = NDArray[np.float64]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from peclr_dali.machine import cached
+from peclr_dali.numba_cache import cached
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES, BadImage, ImageFile
 from peclr_dali.pipelines.files.jpeg import NO_JPEG, SOUND, jpeg_reason, walk_jpeg
 from peclr_dali.pipelines.files.png_webp import PNG_START, check_png, check_webp

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from peclr_dali.machine import cached
+from peclr_dali.numba_cache import cached
 from peclr_dali.pipelines.arrays import IntArray
 
 MAX_PIXELS: Final = 100_000_000

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numba
 import numpy as np
 
-from peclr_dali.machine import cached
+from peclr_dali.numba_cache import cached
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS, read_orientation, size_reason
 
 # A Huffman-coded scan spends at least one bit on each 8 x 8 block, so one byte codes at most 8 * 64 pixels.

@@ -16,7 +16,6 @@ import torch
 
 from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
 from peclr_dali.errors import UserError
-from peclr_dali.machine import described_ranks
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.loader.loader import Loader
@@ -27,6 +26,7 @@ from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order,
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from peclr_dali.ranks import described_ranks
 
 
 def make_loader(

@@ -10,7 +10,7 @@ import torch
 from numba.extending import register_jitable
 from torch import Tensor
 
-from peclr_dali.machine import cached
+from peclr_dali.numba_cache import cached
 from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.batch import to_device
 from peclr_dali.pipelines.views.appearance import CHANGES, AppearanceConfig, Column

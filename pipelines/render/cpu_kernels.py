@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from peclr_dali.machine import cached
+from peclr_dali.numba_cache import cached
 
 PaddedImage = npt.NDArray[np.int32]
 """An image with a border of one pixel of fill: (H + 2) * (W + 2) numbers red + 256 green + 65536 blue."""

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from pydantic_core import from_json
 
 from peclr_dali.errors import UserError, in_one_line
-from peclr_dali.machine import user_cache
 from peclr_dali.parsing import as_numbers, file_name, regular
 from peclr_dali.writing import whole_file
 
@@ -181,7 +180,7 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
         UserError: a file or folder is missing or unreadable.
     """
     key = hashlib.blake2b(repr((name, list(map(_stamps, files)))).encode(), digest_size=12).hexdigest()
-    entry = user_cache() / "peclr-dali" / f"{name}-{key}.npz"
+    entry = _user_cache() / "peclr-dali" / f"{name}-{key}.npz"
     try:
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return dict(stored)
@@ -236,3 +235,10 @@ def stored_images(root: Path, stems: Iterable[str]) -> list[str | None]:
         for row, stem in rows:
             stored[row] = next((stem + ending for ending in ENDINGS if stem + ending in listing), None)
     return stored
+
+
+def _user_cache() -> Path:
+    """The folder for files that can be made again: $XDG_CACHE_HOME, or ~/.cache."""
+    # A relative one is ignored, as the XDG specification says. Path.home raises for a user without a name.
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.cache"))  # noqa: PTH111, PTH117

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from peclr_dali.errors import UserError
-from peclr_dali.machine import described_ranks
+from peclr_dali.ranks import described_ranks
 
 T = TypeVar("T")
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
