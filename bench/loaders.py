@@ -19,7 +19,7 @@ from peclr_dali.bench.peers.workers import Files
 from peclr_dali.bench.rows import Row, describe_machine, markdown
 from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
-from peclr_dali.pipelines.loader.loader import Loader
+from peclr_dali.pipelines.loader.loader import Loader, build_loader
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.runner import run_chunks
@@ -131,7 +131,7 @@ def verdict(row: Row) -> str:
 def make_endless_loader(index: Index, config: Config, batch: int, device: torch.device) -> Loader:
     """Our loader as configured, for one rank. It does not end."""
     schedule = Schedule(build_order(index, batch=batch, seed=config.run.seed), RankSlice(batch, 0, batch))
-    return Loader(index, schedule, config.pipelines, config.augmentation, device=device)
+    return build_loader(index, schedule, config.pipelines, config.augmentation, device=device)
 
 
 def our_batches(index: Index, config: Config, batch: int, device: torch.device) -> Generator[int]:
@@ -141,13 +141,13 @@ def our_batches(index: Index, config: Config, batch: int, device: torch.device) 
             if device.type == "cuda":
                 made.to(device)
                 torch.cuda.current_stream(device).synchronize()  # a batch counts when it has arrived
-            yield loader.images * len(made)
+            yield loader.settings.images_per_row * len(made)
 
 
 def read_only(make_loader: Callable[[], Loader]) -> Generator[int]:
     """Read files from the page cache, check and queue them with all reader threads, and plan the views."""
     with make_loader() as loader:
-        for chunk in loader.chunks():
+        for chunk in loader.planned():
             yield len(chunk.files)
 
 
@@ -158,7 +158,7 @@ def decode_only(make_loader: Callable[[], Loader], files: int) -> Generator[int]
     """
     with make_loader() as loader:
         kept: list[Chunk] = []
-        for chunk in loader.chunks():
+        for chunk in loader.planned():
             kept.append(chunk)
             if len(kept) >= 8 and sum(len(one.files) for one in kept) >= files:
                 break

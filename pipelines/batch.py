@@ -32,9 +32,9 @@ class View:
     matrix: Tensor
     source_to_view_px: Tensor
 
-    def rows(self, start: int, stop: int) -> View:
-        """A slice of the samples; the tensors are not copied."""
-        return View(self.image[start:stop], self.matrix[start:stop], self.source_to_view_px[start:stop])
+    def rows(self, rows: slice) -> View:
+        """Some of the rows; the tensors are not copied."""
+        return View(self.image[rows], self.matrix[rows], self.source_to_view_px[rows])
 
 
 @dataclass(eq=False)
@@ -68,17 +68,6 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.samples)
-
-    @property
-    def partners(self) -> Tensor:
-        """The second image of each row, (N,) int64; of a row without a pair, the first."""
-        return self.samples[:, :2][:, -1]
-
-    @property
-    def images(self) -> Tensor:
-        """The M images that were read for the rows, one or two for each: (M,) int64."""
-        first, second = self.samples[:, 0], self.partners
-        return torch.cat([first, second[second != first]])
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`; copied only if it is on another device."""

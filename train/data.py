@@ -25,7 +25,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
-from peclr_dali.pipelines.loader.loader import Loader
+from peclr_dali.pipelines.loader.loader import build_loader
 from peclr_dali.pipelines.render.chunk import chunk_of
 from peclr_dali.pipelines.render.runner import FileDecoder
 from peclr_dali.pipelines.render.settings import Settings, choose_settings
@@ -161,5 +161,5 @@ def preview(config: Config, out: Path, *, samples: int) -> None:
     order = build_order(index, batch=batch, seed=config.run.seed)
     cpu = torch.device("cpu")
     schedule = Schedule(order, RankSlice(batch, 0, count), last_step=1)
-    with Loader(index, schedule, config.pipelines, config.augmentation, device=cpu) as loader:
+    with build_loader(index, schedule, config.pipelines, config.augmentation, device=cpu) as loader:
         save_views(out, next(iter(loader)), index, samples=count)

@@ -17,7 +17,7 @@ import torch
 
 from peclr_dali.errors import AnotherRankFailed, MachineError, UserError, in_one_line
 from peclr_dali.machine import available_cores
-from peclr_dali.pipelines.loader.loader import Loader
+from peclr_dali.pipelines.loader.loader import Loader, build_loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
 from peclr_dali.pipelines.samples.shares import micro_batch_share
@@ -137,8 +137,8 @@ class Trainer:
         # This rank's share of every batch that is left.
         mine = RankSlice(batch, self.share.start, self.share.stop)
         schedule = Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps)
-        build_loader = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
-        loader = on_all_ranks(world, partial(build_loader, views=task.views, processes_here=world.local_world_size))
+        build = partial(build_loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
+        loader = on_all_ranks(world, partial(build, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
             where = loader.settings.described
             log.info(

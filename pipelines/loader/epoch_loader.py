@@ -1,4 +1,4 @@
-"""The loader for a user's own training loop: `make_loader` returns an `EpochLoader`."""
+"""`EpochLoader`: one epoch of batches in each `for` loop, for a user's own training loop."""
 
 from __future__ import annotations
 
@@ -6,144 +6,31 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from numbers import Integral
-from pathlib import Path
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
-from peclr_dali.bounds import LARGEST_COUNT, LARGEST_SEED
+from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
-from peclr_dali.pipelines.loader.loader import Loader
-from peclr_dali.pipelines.loader.read import Quarantine
-from peclr_dali.pipelines.randomness import MOST_VIEWS
+from peclr_dali.pipelines.config import PipelinesConfig
+from peclr_dali.pipelines.loader.loader import Loader, build_loader
+from peclr_dali.pipelines.loader.quarantine import Quarantine
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
-from peclr_dali.pipelines.samples.shares import micro_batch_share
-from peclr_dali.pipelines.sources import load_index
-from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-from peclr_dali.ranks import described_ranks
+from peclr_dali.pipelines.views.augmentation import Augmentation
 
 
-def make_loader(
-    data: str | Path | Index | DataConfig | Sequence[DataConfig],
-    *,
-    batch: int,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    micro_batch: int = 1,
-    views: int | None = None,
-    geometry: GeometryConfig | Sequence[GeometryConfig] = GeometryConfig(),  # noqa: B008  frozen
-    colour: ColourConfig | Sequence[ColourConfig] = ColourConfig(),  # noqa: B008
-    appearance: AppearanceConfig | Sequence[AppearanceConfig] = AppearanceConfig(),  # noqa: B008
-    config: PipelinesConfig = PipelinesConfig(),  # noqa: B008
-) -> EpochLoader:
-    """Make a loader of augmented views with their matrices, for any training loop. Examples: docs/library.md.
-
-    Args:
-        data: a folder with images at any depth, the configuration of one or several datasets, or an index.
-        batch: images in a step, over all ranks. A rank gets an even share of consecutive rows; where the ranks do not
-            divide the batch, the first ranks get one more.
-        seed: seed of the order and of all draws.
-        device: device of the batches. None: the GPU that `LOCAL_RANK` numbers (the first GPU if that is not set), or
-            the CPU if torch sees no GPU.
-        rank: rank of this process. None: from torchrun's environment variables.
-        world_size: number of processes that share each batch. None: from torchrun's environment variables.
-        micro_batch: a rank gets whole micro-batches of so many images, as its `ExactStep` takes them. If the
-            micro-batches are no multiple of the number of ranks, the first ranks get one more.
-        views: number of views of each image, at most 256. None: as many as a list below has entries, or 2.
-        geometry: ranges of the random affine maps, and the size of the views; for all views, or a list with one for
-            each view. `fill` must be the same for all.
-        colour: ranges of the colour jitter; for all views, or a list.
-        appearance: further augmentations of pixels; for all views, or a list.
-        config: how the views are made. Where torchrun does not say how many processes share this machine's cores, set
-            `threads` if there are several.
+def whole_number(name: str, number: Any, least: int, largest: int = LARGEST_COUNT) -> int:
+    """The number as Python's: NumPy's would overflow, and be rounded beside others.
 
     Raises:
-        UserError: the data cannot be used, a batch needs more images or fewer ranks, it is not whole micro-batches, the
-            ranks do not fit, a number is out of bounds, or torch cannot use the device.
+        UserError: it is no whole number from `least` to `largest`.
     """
-    batch, micro_batch = _whole("batch", batch, 1), _whole("micro_batch", micro_batch, 1)
-    augmentations = _of_each_view(views, geometry=geometry, colour=colour, appearance=appearance)
-    seed = _whole("seed", seed, 0, LARGEST_SEED)
-    if rank is not None and world_size is not None:
-        rank, world_size = _whole("rank", rank, 0), _whole("world_size", world_size, 1)
-    ranks = described_ranks(rank, world_size)
-    if batch < ranks.world_size:
-        raise UserError(f"batch = {batch} is smaller than the number of ranks, {ranks.world_size}. Raise the batch.")
-    if device is None:
-        device = f"cuda:{ranks.local_rank}" if torch.cuda.is_available() else "cpu"
-    place = _usable(device)
-    if not isinstance(config, PipelinesConfig):
-        raise UserError(f"config = {config!r}: expected a PipelinesConfig")
-    if isinstance(data, str | Path) and data != "":
-        data = DataConfig(source="folder", root=str(data))
-    if isinstance(data, Index):
-        index = data
-        if not np.isfinite(index.box_px).all() or (index.box_px[:, 2] < 0).any():
-            raise UserError(f"{index.name}: box_px has NaN, infinity or a negative side. Use 0, 0, 0 for whole images")
-    elif isinstance(data, DataConfig) or (data and _are_configs(data)):
-        index = load_index(data)
-    else:
-        raise UserError(f"data = {data!r}: expected a folder, an Index, or at least one dataset's DataConfig")
-    return EpochLoader(
-        index,
-        micro_batch_share(batch, micro_batch, ranks.rank, ranks.world_size, table=""),
-        batch=batch,
-        seed=seed,
-        config=config,
-        augmentation=augmentations,
-        device=place,
-        processes_here=ranks.local_world_size,
-    )
-
-
-def _are_configs(data: Any) -> TypeGuard[Sequence[DataConfig]]:
-    return isinstance(data, Sequence) and all(isinstance(one, DataConfig) for one in data)
-
-
-def _of_each_view(views: int | None, **tables: Any) -> list[Augmentation]:
-    """The augmentations of each view, from tables for all views or lists of tables."""
-    counts = {name: len(table) for name, table in tables.items() if isinstance(table, Sequence)}
-    if views is not None or not counts:
-        counts["views"] = 2 if views is None else views
-    for name, count in counts.items():
-        _whole("views" if name == "views" else f"the length of {name}", count, 1, MOST_VIEWS)
-    if len(set(counts.values())) > 1:
-        raise UserError(f"the numbers of views differ: {counts}. Give each list one entry for each view")
-    number = int(max(counts.values()))
-    each = [table if name in counts else [table] * number for name, table in tables.items()]
-    augmentations = [Augmentation(**dict(zip(tables, of_view, strict=True))) for of_view in zip(*each, strict=True)]
-    if len(fills := {repr(one.geometry.fill): None for one in augmentations}) > 1:  # halving reads beyond the border
-        raise UserError(f"geometry.fill differs between views: {', '.join(fills)}. Give all views the same")
-    return augmentations
-
-
-def _whole(name: str, number: Any, least: int, largest: int = LARGEST_COUNT) -> int:
-    """The number as Python's: NumPy's would overflow, and be rounded beside others."""
     if isinstance(number, bool) or not isinstance(number, Integral) or not least <= int(number) <= largest:
         raise UserError(f"{name} = {number!r}: expected a whole number from {least} to {largest}")
     return int(number)
-
-
-def _usable(device: torch.device | str) -> torch.device:
-    """The device; a GPU gets its number. A device that torch does not know or see is a `UserError`."""
-    try:
-        place = torch.device(device)
-    except (RuntimeError, TypeError):
-        place = torch.device("meta")
-    if place.type not in ("cpu", "cuda"):
-        raise UserError(f"device = {str(device)!r}: expected 'cpu', 'cuda', or 'cuda:N' with a GPU's number")
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        seen = torch.cuda.device_count()
-        raise UserError(f"device = {str(device)!r}: torch sees {seen} GPUs. Name another device, such as 'cpu'.")
-    return torch.device("cuda", torch.cuda.current_device()) if place == torch.device("cuda") else place
 
 
 class EpochLoader:
@@ -158,8 +45,10 @@ class EpochLoader:
         rows: the rows of each batch that this rank loads.
         batch: samples in a step, over all ranks.
         seed: seed of the order and of all draws.
+        config: how views are made.
+        augmentations: of each view.
         device: device of the batches.
-        loader: further arguments of `peclr_dali.pipelines.loader.loader.Loader`.
+        processes_here: processes that share this machine's cores.
 
     Attributes:
         index: the samples; `batch.samples` are its rows.
@@ -171,12 +60,21 @@ class EpochLoader:
     """
 
     def __init__(
-        self, index: Index, rows: range, *, batch: int, seed: int, device: torch.device, **loader: Any
+        self,
+        index: Index,
+        rows: range,
+        *,
+        batch: int,
+        seed: int,
+        config: PipelinesConfig,
+        augmentations: Sequence[Augmentation],
+        device: torch.device,
+        processes_here: int,
     ) -> None:
         self._steps = steps_per_epoch(index, batch, table="")
         self.index, self.quarantine, self.device = index, Quarantine(), device
         self._schedule = Schedule(build_order(index, batch=batch, seed=seed), RankSlice(batch, rows.start, rows.stop))
-        self._make = partial(Loader, index, device=device, quarantine=self.quarantine, **loader)
+        self._config, self._augmentations, self._processes_here = config, augmentations, processes_here
         self._data: dict[str, Any] = {"batch": int(batch), "seed": int(seed), "images": index.counts}  # may be NumPy's
         self._step = 0  # of the run, the next to be handed out
         self._pass: object | None = None  # the one that is under way
@@ -211,7 +109,15 @@ class EpochLoader:
         """The batch of the current step. It was prepared ahead if this step follows the previous one."""
         if self._running is None or self._running.step != self._step:
             self.close()
-            loader = self._make(schedule=replace(self._schedule, first_step=self._step))
+            loader = build_loader(
+                self.index,
+                replace(self._schedule, first_step=self._step),
+                self._config,
+                self._augmentations,
+                device=self.device,
+                processes_here=self._processes_here,
+                quarantine=self.quarantine,
+            )
             self._running = _Running(self._step, iter(loader), weakref.finalize(self, _finish, loader))
         try:
             batch = next(self._running.batches).to(self.device)
@@ -232,7 +138,7 @@ class EpochLoader:
         Raises:
             UserError: the epoch is negative, or not a whole number.
         """
-        epoch = _whole("epoch", epoch, 0)
+        epoch = whole_number("epoch", epoch, 0)
         if self._pass is not None or epoch != self.epoch:
             self._step, self._pass = epoch * self._steps, None
 
@@ -256,11 +162,12 @@ class EpochLoader:
             UserError: the state was saved with another batch, seed or number of images, so with another order; or it is
                 no loader's state.
         """
-        if not isinstance(state, Mapping):
-            raise UserError(f"the loader's state is a {type(state).__name__}, expected what state_dict() gave")
-        of = {key: state.get(key) for key in self._data}
-        if of != self._data:
-            raise UserError(f"the loader's state is of {of}, expected {self._data}: give the loader the same arguments")
+        data = {key: state.get(key) for key in self._data} if isinstance(state, Mapping) else state
+        if data != self._data:
+            raise UserError(
+                f"the loader's state is of {data!r}, expected {self._data}, as state_dict() gave it: give the loader "
+                "the same arguments"
+            )
         position = state.get("position")
         step, rest = divmod(position, self._data["batch"]) if isinstance(position, Integral) else (-1, 0)
         if not 0 <= step <= LARGEST_COUNT or rest:

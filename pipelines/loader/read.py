@@ -1,12 +1,10 @@
-"""The stages that make a chunk's samples and files out of its positions: which sample, its bytes, or a substitute's."""
+"""The first stage: from positions to samples and their checked files, or to substitutes."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -14,48 +12,15 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.files.check import check_image, read_sound_jpegs
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
+from peclr_dali.pipelines.loader.quarantine import Quarantine
 from peclr_dali.pipelines.render.chunk import Chunk
-from peclr_dali.pipelines.render.settings import Settings
 from peclr_dali.pipelines.samples.index import Bytes, Index, Partners
 from peclr_dali.pipelines.samples.order import Order
-from peclr_dali.pipelines.views.augmentation import Augmentation
-from peclr_dali.pipelines.views.draws import draw_view
-from peclr_dali.pipelines.views.plan import join_plans, plan_views
-
-log = logging.getLogger(__name__)
 
 SUBSTITUTE_ATTEMPTS = 64
 """Number of bad substitutes in a row after which the run stops: the whole source is probably broken."""
 
 CLOSED = "the loader is closed; make another one"
-
-
-class Quarantine:
-    """Samples that cannot be used. Each is logged once. Several threads may use it."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[int, str] = {}
-        self._lock = threading.Lock()
-
-    def __contains__(self, sample: int) -> bool:
-        return sample in self._reasons
-
-    def __len__(self) -> int:
-        return len(self._reasons)
-
-    def add(self, sample: int, path: Path, reason: str) -> None:
-        """Add a bad sample, and log it if it is new."""
-        with self._lock:
-            if sample in self._reasons:
-                return
-            self._reasons[sample] = reason
-        log.warning("%s cannot be used (%s): another image takes its place", path, reason)
-
-    @property
-    def reasons(self) -> dict[int, str]:
-        """Row of the index -> reason."""
-        with self._lock:
-            return dict(self._reasons)
 
 
 class Reader:
@@ -78,43 +43,44 @@ class Reader:
         self._index, self._order, self._quarantine, self._stop = index, order, quarantine, stop
         self._partners = partners
 
-    def read(self, chunk: Chunk) -> Chunk:
-        """Add the samples at the positions, their files, their partners, and the bad samples found on the way.
+    def read(self, positions: IntArray) -> Chunk:
+        """The samples at N positions, their files, their partners, and the bad samples found on the way.
+
+        The chunk has M = N images; with partners M = 2 N, first those at the positions, then their partners.
 
         Raises:
             UserError: all substitutes of a position are bad too.
             RuntimeError: `stop` was set.
         """
-        wanted = self._order.samples_at(chunk.positions)
-        samples, bad = wanted.copy(), list[int]()
+        samples, bad = self._order.samples_at(positions), list[int]()
         files = []
-        for row, file in enumerate(self._read_many(wanted)):
+        for row, file in enumerate(self._read_many(samples)):
             if file is None:
-                samples[row], file = self._read_good(int(chunk.positions[row]), int(wanted[row]), bad)
+                samples[row], file = self._read_good(int(positions[row]), int(samples[row]), bad)
             files.append(file)
+        chunk = Chunk(positions, samples, files=files)
         if self._partners is not None:
-            seconds, of_seconds = self._read_partners(self._partners, chunk.positions, samples, files, bad)
-            samples, files = np.concatenate([samples, seconds]), [*files, *of_seconds]
-        return replace(chunk, samples=samples, bad=np.array(bad, np.int64), files=files)
+            chunk = self._add_partners(chunk, self._partners, bad)
+        return replace(chunk, bad=np.array(bad, np.int64))
 
-    def _read_partners(
-        self, partners: Partners, positions: IntArray, samples: IntArray, files: Sequence[ImageFile], bad: list[int]
-    ) -> tuple[IntArray, list[ImageFile]]:
-        """The second images: of each sample the partner that is drawn, the next usable one, or itself."""
-        drawn = self._order.partner_draws(positions)
-        chosen, made = partners.of(samples, drawn), []
-        for row, found in enumerate(self._read_many(chosen)):
-            file = found
-            for attempt in range(0 if file else min(int(partners.count[samples[row]]), SUBSTITUTE_ATTEMPTS)):
-                chosen[[row]] = partners.of(samples[[row]], drawn[[row]], attempt)
-                file = self._read(int(chosen[row]))
+    def _add_partners(self, chunk: Chunk, partners: Partners, bad: list[int]) -> Chunk:
+        """Add the second images: of each sample the partner that is drawn, the next usable one, or itself."""
+        drawn = self._order.partner_draws(chunk.positions)
+        samples, files = partners.of(chunk.samples, drawn), list[ImageFile]()
+        for row, (first, drawn_file) in enumerate(zip(chunk.files, self._read_many(samples), strict=True)):
+            file = drawn_file
+            attempts = min(int(partners.count[chunk.samples[row]]), SUBSTITUTE_ATTEMPTS)
+            for attempt in range(attempts):
                 if file is not None:
                     break
-                bad.append(int(chosen[row]))
+                samples[[row]] = partners.of(chunk.samples[[row]], drawn[[row]], attempt)
+                file = self._read(int(samples[row]))
+                if file is None:
+                    bad.append(int(samples[row]))
             if file is None:
-                chosen[row], file = samples[row], files[row]
-            made.append(file)
-        return chosen, made
+                samples[row], file = chunk.samples[row], first
+            files.append(file)
+        return replace(chunk, samples=np.concatenate([chunk.samples, samples]), files=[*chunk.files, *files])
 
     def _read_many(self, samples: IntArray) -> Sequence[ImageFile | None]:
         """Read samples in one call. None for a bad one; of files of their own, for all that are not valid JPEGs."""
@@ -161,33 +127,3 @@ class Reader:
             reason = getattr(error, "strerror", None) or str(error)
             self._quarantine.add(sample, self._index.path(sample), reason)
         return None
-
-
-def plan_chunk(
-    chunk: Chunk, *, index: Index, order: Order, augmentations: Sequence[Augmentation], settings: Settings
-) -> Chunk:
-    """Add the plan: draws, matrices, halvings and regions. The draws are those of the positions and views."""
-    epochs, halves = order.epochs(chunk.positions), chunk.halves
-    plans = []
-    for number, half in enumerate(halves):
-        views = range(len(augmentations))[number :: len(halves)]
-        samples, files = chunk.samples[half], chunk.files[half]
-        draws = [
-            np.concatenate([
-                draw_view(augmentations[view], seed=order.seed, epoch=epoch, view=view, places=places)
-                for epoch, places in epochs
-            ])
-            for view in views
-        ]  # fmt: skip
-        plans.append(
-            plan_views(
-                np.array([file.size_px for file in files], np.int64),
-                np.array([file.orientation for file in files], np.int64),
-                index.box_px[samples],
-                draws,
-                [augmentations[view].geometry for view in views],
-                mirror=None if index.mirror is None else index.mirror[samples],
-                croppable=np.array([file.is_jpeg for file in files]) if settings.regions else None,
-            )
-        )
-    return replace(chunk, plan=join_plans(plans))

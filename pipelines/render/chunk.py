@@ -13,22 +13,21 @@ from peclr_dali.pipelines.files.image_file import ImageFile
 from peclr_dali.pipelines.views.plan import Plan
 
 _NO_PX, _NO_VIEWS = np.empty((0, 2), np.int64), np.empty((0, 0), np.float32)
-_NO_PLAN: Final = Plan(_NO_PX, _NO_PX, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_PX)
+_NO_PLAN: Final = Plan(_NO_PX, _NO_PX, _NO_PX, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_PX)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """N consecutive positions of a step, which are read and decoded together: one batch of DALI.
+    """N consecutive rows of a step, whose M images are read and decoded together: one batch of DALI.
 
-    Every stage takes a chunk and returns it with more of its fields. It has M images: N, or where rows hold pairs 2N,
-    first all first images, then all second ones.
+    Every stage takes a chunk and returns it with more of its fields.
 
     Attributes:
         positions: (N,) int64, global positions in the run.
         samples: (M,) int64, the rows of the index that are used, substitutes included.
         bad: (K,) int64, rows of the index that could not be used; a row appears as often as it was tried.
         files: the M files, checked.
-        plan: the views of each image, and the regions to decode.
+        plan: the views, which image each of them shows, and the regions of the images to decode.
     """
 
     positions: IntArray
@@ -36,14 +35,6 @@ class Chunk:
     bad: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     files: Sequence[ImageFile] = ()
     plan: Plan = _NO_PLAN
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    @property
-    def halves(self) -> list[slice]:
-        """Places of the first images, and of pairs of the second. View v shows those of half v, modulo their number."""
-        return [slice(start, start + len(self)) for start in range(0, len(self.files), max(len(self), 1))]
 
     def only(self, image: int) -> Chunk:
         """The file and the region of one image, to decode it by itself."""

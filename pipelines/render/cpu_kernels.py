@@ -179,6 +179,7 @@ def _make_view(
 def make_views(
     addresses: npt.NDArray[np.int64],
     sizes_px: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
     halvings: npt.NDArray[np.int64],
     view_to_source: npt.NDArray[np.float32],
     jitters: npt.NDArray[np.bool_],
@@ -190,11 +191,12 @@ def make_views(
     first: int,
     step: int,
 ) -> None:
-    """Make the views of images `first`, `first + step`, ... of N: sample bilinearly, then jitter.
+    """Make the views of images `first`, `first + step`, ... of M: sample bilinearly, then jitter.
 
     Args:
-        addresses: (N,) of the first byte of each RGB image, rows without gaps, at least eight bytes.
-        sizes_px: (N, 2) heights and widths.
+        addresses: (M,) of the first byte of each RGB image, without gaps between its rows, at least eight bytes.
+        sizes_px: (M, 2) heights and widths.
+        rows: (V, M) the row of each view that shows the image; -1 if none does.
         halvings: (V, N) how often the image is halved for each view.
         view_to_source: (V, N, 6) row-major 2 x 3 matrices from view pixels to pixels of the halved and padded image,
             the centre of the first pixel being 0, 0 in both.
@@ -206,18 +208,23 @@ def make_views(
         out_addresses: (V,) of each view's (N, S, S, 3) uint8 pixels.
     """
     image, other = np.empty(0, I32), np.empty(0, I32)
-    for n in range(first, len(addresses), step):
-        height, width, halved = sizes_px[n, 0], sizes_px[n, 1], 0
+    for m in range(first, len(addresses), step):
+        height, width, halved = sizes_px[m, 0], sizes_px[m, 1], 0
         if len(image) < (height + 2) * (width + 2):
             image, other = np.empty((height + 2) * (width + 2), I32), np.empty((height + 2) * (width + 2), I32)
-        _pad(addresses[n], height, width, image)
-        for level in range(halvings[:, n].max() + 1):
+        _pad(addresses[m], height, width, image)
+        most = I64(0)
+        for view in range(len(rows)):
+            if rows[view, m] >= 0:
+                most = max(most, halvings[view, rows[view, m]])
+        for level in range(most + 1):
             if halved < level:
                 _halve(image, height, width, other)
                 image, other, height, width, halved = other, image, (height + 1) // 2, (width + 1) // 2, level
             _fill_border(image, height, width, fill, edge)
-            for view in range(len(out_addresses)):
-                if halvings[view, n] == level:
+            for view in range(len(rows)):
+                n = rows[view, m]
+                if n >= 0 and halvings[view, n] == level:
                     side, matrix, colour = sides[view], view_to_source[view, n], colours[view, n]
                     out = out_addresses[view] + 3 * side * side * n
                     _make_view(image, height, width, matrix, jitters[view], colour, side, out)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
-from peclr_dali.pipelines.render.apply_appearance import apply_appearance
+from peclr_dali.pipelines.render.appearance_cpu import change_views
 from peclr_dali.pipelines.render.cpu_kernels import make_views
 from peclr_dali.pipelines.views.augmentation import Augmentation
 from peclr_dali.pipelines.views.draws import Draw
@@ -58,11 +58,11 @@ def start_views(
     augmentations: Sequence[Augmentation],
     outs: list[Tensor],
 ) -> list[Future[None]]:
-    """Start to make all V views of N decoded images.
+    """Start to make the V views of N rows from M decoded images.
 
     Args:
-        threads: how many of the pool's threads share the work.
-        address: (N,) of the first bytes of RGB images (H, W, 3) uint8, of the sizes in the plan, rows without gaps.
+        threads: how many of the pool's threads share the work, each with some of the images.
+        address: (M,) of the first bytes of RGB images (H, W, 3) uint8, of the sizes in the plan, rows without gaps.
         images: holds their memory.
         outs: outputs; for each view (N, S, S, 3) uint8, contiguous.
 
@@ -70,9 +70,12 @@ def start_views(
         Futures. Wait for them before the views are read and before `images` is freed.
     """
     fill = augmentations[0].geometry.fill  # that of all views
+    rows = np.full((len(outs), len(address)), -1)  # of each view, the row that shows an image
+    np.put_along_axis(rows, plan.image, np.arange(plan.image.shape[1])[None], axis=1)
     arguments = (
         address,
         plan.shape_px,
+        rows,
         plan.halvings,
         view_to_source(plan.decoded_to_view_px),
         np.array([one.colour.jitter == "hsv" for one in augmentations]),
@@ -83,20 +86,23 @@ def start_views(
         np.array([out.data_ptr() for out in outs], np.int64),
     )
     return [
-        pool.submit(_make_share, arguments, slice(first, None, threads), images, augmentations, plan.draws, outs)
+        pool.submit(_make_share, arguments, first, threads, images, rows, augmentations, plan.draws, outs)
         for first in range(threads)
     ]
 
 
 def _make_share(
     arguments: tuple[Any, ...],
-    share: slice,
+    first: int,
+    threads: int,
     images: Any,
+    rows: IntArray,
     augmentations: Sequence[Augmentation],
     draws: FloatArray,
     outs: list[Tensor],
 ) -> None:
-    """Make one thread's share of the views. `images` is held until then, since the arguments point to its memory."""
-    make_views(*(*arguments, share.start, share.step))
-    for augmentation, view_draws, out in zip(augmentations, draws, outs, strict=True):
-        apply_appearance(out, view_draws, augmentation.appearance, share)
+    """Make the views of a thread's images. `images` is held until then, since the arguments point to its memory."""
+    make_views(*(*arguments, first, threads))
+    for view_rows, augmentation, view_draws, out in zip(rows, augmentations, draws, outs, strict=True):
+        shown = view_rows[first::threads]
+        change_views(out.numpy(), shown[shown >= 0], view_draws, augmentation.appearance)

@@ -38,17 +38,17 @@ _PIXELS_AT_ONCE = 256
 
 
 def make_views(address: IntArray, plan: Plan, augmentations: Sequence[Augmentation], outs: list[Tensor]) -> None:
-    """Start to make all V views of N decoded images, on the current stream: a launch for each size and colour jitter.
+    """Start to make the V views of N rows, on the current stream: a launch for each size and colour jitter.
 
     Args:
-        address: (N,) of the first bytes of RGB images (H, W, 3) uint8 on the device of `outs`, of the sizes in the
+        address: (M,) of the first bytes of RGB images (H, W, 3) uint8 on the device of `outs`, of the sizes in the
             plan, rows without gaps.
         outs: outputs; for each view (N, S, S, 3) uint8, contiguous.
 
     Raises:
         UserError: a view reaches too far from its source.
     """
-    row, inverse = np.arange(len(address)), view_to_source(plan.decoded_to_view_px)
+    row, inverse = np.arange(plan.image.shape[1]), view_to_source(plan.decoded_to_view_px)
     launches: dict[tuple[tuple[str, Any], ...], list[int]] = {}  # constants -> the views that have them
     for view, augmentation in enumerate(augmentations):
         launches.setdefault(tuple(constants(augmentation).items()), []).append(view)
@@ -57,9 +57,10 @@ def make_views(address: IntArray, plan: Plan, augmentations: Sequence[Augmentati
         places, numbers = [], []
         for view in views:
             to_address = outs[view].data_ptr() + 3 * given["side"] ** 2 * row
-            places.append(np.column_stack([address, plan.shape_px, plan.halvings[view], to_address]))
+            image = plan.image[view]
+            places.append(np.column_stack([address[image], plan.shape_px[image], plan.halvings[view], to_address]))
             numbers.append(np.column_stack([inverse[view], plan.draws[view][:, JITTER]]))
-        programs = len(views) * len(address) * triton.cdiv(given["side"] ** 2, _PIXELS_AT_ONCE)
+        programs = len(views) * len(row) * triton.cdiv(given["side"] ** 2, _PIXELS_AT_ONCE)
         with torch.cuda.device_of(outs[0]):  # type: ignore[no-untyped-call]
             tables = (to_device(np.concatenate(table), outs[0].device) for table in (places, numbers))
             _make_pixels[(programs,)](*tables, **given)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import tee
 from typing import Any
 
 import cv2
@@ -32,23 +32,17 @@ def run_chunks(
     Raises:
         RuntimeError: memory is short.
     """
-    queued: deque[Chunk] = deque()
-
-    def queue() -> Iterator[Chunk]:
-        for chunk in chunks:
-            queued.append(chunk)
-            yield chunk
-
-    pipeline = build(queue())
+    taken, queued = tee(chunks)
+    pipeline = build(taken)
     pipeline.schedule_run()  # the first call fills DALI's queue
-    while queued:
+    for chunk in queued:
         outputs: Outputs | None = None
         try:
             outputs = tuple(pipeline.outputs())
         except RuntimeError as error:  # other chunks in the queue are not affected
             raise_if_no_memory(error)
         pipeline.schedule_run()
-        yield queued.popleft(), outputs
+        yield chunk, outputs
 
 
 class FileDecoder:
@@ -59,8 +53,11 @@ class FileDecoder:
 
     def __init__(self, settings: Settings) -> None:
         self._chunk: Chunk
-        chunks = iter(lambda: self._chunk, None)  # whichever is decoded next, without end
-        self._pipeline = decode_pipeline(replace(settings, prefetch=1), chunks)
+        self._pipeline = decode_pipeline(replace(settings, prefetch=1), self._chunks())
+
+    def _chunks(self) -> Iterator[Chunk]:
+        while True:
+            yield self._chunk
 
     def error(self, chunk: Chunk) -> RuntimeError | None:
         """DALI's error when a chunk is decoded, in its regions; None if all its files decode."""

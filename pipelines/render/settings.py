@@ -52,8 +52,10 @@ class Settings:
         views: what makes views: a kernel on the CPU, a kernel on the GPU, or the DALI graph.
         device_id: the GPU, or None on a CPU-only machine.
         chunk_size: largest number of images in a chunk.
+        images_per_row: images that a row of a batch shows.
         threads: threads that read files; as many of DALI; as many that make views with `views` "cpu".
         prefetch: chunks in DALI's queue at once.
+        ahead: batches prepared ahead.
         size_hint_px: height and width of the images for which a GPU's JPEG engines get memory in advance.
         regions: decode the regions in the plan. If False, the plan has whole images only.
         halvings: largest number of halvings of a view (`plan.most_halvings`); the DALI graph has as many nodes.
@@ -66,10 +68,17 @@ class Settings:
     chunk_size: int
     threads: int
     prefetch: int
+    ahead: int = 1
+    images_per_row: int = 1
     size_hint_px: tuple[int, int] = (0, 0)
     regions: bool = False
     halvings: int = MAX_HALVINGS
     why: str = ""
+
+    @property
+    def rows_in_chunk(self) -> int:
+        """Largest number of rows of a batch that are made together."""
+        return self.chunk_size // self.images_per_row
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
@@ -89,7 +98,6 @@ def choose_settings(
     device: torch.device,
     *,
     rows: int,
-    images: int = 1,
     processes_here: int = 1,
     geometries: Sequence[GeometryConfig] = (),
 ) -> Settings:
@@ -98,7 +106,6 @@ def choose_settings(
     Args:
         device: device of the batches.
         rows: rows of a batch that this process loads.
-        images: images in each row.
         processes_here: processes that share this machine's cores.
         geometries: of the views, so that the graph has no node for halvings that none of them needs; empty: not known.
 
@@ -109,13 +116,16 @@ def choose_settings(
     sizes_px = image_sizes_px(index.read, spread(len(index), _SIZES_READ), stored=True)
     pixels = int(sizes_px.prod(axis=1).max(initial=0))
     share = max(1, available_cores() // processes_here)
+    images_per_row = 1 if index.partners is None else 2
     return Settings(
         decoder=decoder,
         views=views,
         device_id=device.index or 0 if device.type == "cuda" else None,
-        chunk_size=images * min(samples_in_chunk(images * pixels, config.batch or _MOST), rows),
+        chunk_size=images_per_row * min(samples_in_chunk(images_per_row * pixels, config.batch or _MOST), rows),
         threads=config.threads or (min(share, _MOST_THREADS_ON_GPU) if decoder == "gpu" else share),
         prefetch=config.prefetch,
+        ahead=config.ahead,
+        images_per_row=images_per_row,
         size_hint_px=_size_hint_px(sizes_px),
         regions=config.decode == "region" or (config.decode == "auto" and decoder == "cpu" and pixels >= LEAST_PIXELS),
         halvings=max((most_halvings(index.box_px, geometry) for geometry in geometries), default=MAX_HALVINGS),

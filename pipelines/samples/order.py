@@ -87,7 +87,10 @@ class EpochOrder(Order):
             raise ValueError(f"an epoch of {length} places cannot be drawn from {count} samples without repeating")
         self.count, self.length, self.seed = count, length, seed
         self._fixed = fixed
-        self._shuffle = _keep(functools.partial(_shuffled, seed, 0, count))
+        self._shuffle = _keep(self._shuffled)
+
+    def _shuffled(self, epoch: int) -> IntArray:
+        return _permutation(self.seed, 0, self.count, epoch)
 
     def samples(self, epoch: int, places: IntArray) -> IntArray:
         """See `Order`."""
@@ -118,7 +121,7 @@ class MixtureOrder(Order):
         self.length, self.seed = length, seed
         self._first = np.cumsum([0, *counts])
         self._rows = np.array(rows, np.int64)
-        self._source = spread(rows)
+        self._source = interleave(rows)
         self._number = np.empty(self._batch, np.int64)  # of each row of a batch, within its source
         for source, count in enumerate(rows):
             self._number[self._source == source] = np.arange(count)
@@ -157,7 +160,7 @@ class _Laps:
     def __init__(self, count: int, apart: int, *, seed: int, source: int) -> None:
         self._count = count
         self._apart = apart if count >= 3 * apart else 0
-        self._shuffled = functools.partial(_shuffled, seed, source, count)
+        self._seed, self._source = seed, source
         self._lap = _keep(self._made)
 
     def samples(self, numbers: IntArray) -> IntArray:
@@ -168,6 +171,9 @@ class _Laps:
             here = laps == lap
             samples[here] = self._lap(lap)[places[here]]
         return samples
+
+    def _shuffled(self, lap: int) -> IntArray:
+        return _permutation(self._seed, self._source, self._count, lap)
 
     def _made(self, lap: int) -> IntArray:
         order = self._shuffled(lap)
@@ -181,7 +187,7 @@ class _Laps:
         return order
 
 
-def _shuffled(seed: int, source: int, count: int, epoch: int) -> IntArray:
+def _permutation(seed: int, source: int, count: int, epoch: int) -> IntArray:
     """The samples of a source in the order of an epoch, or of one of its laps."""
     return np.random.Generator(philox(seed, Stream.ORDER, epoch=epoch, view=source)).permutation(count)
 
@@ -211,7 +217,7 @@ def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:
     return [int(count) for count in rows]
 
 
-def spread(rows: Sequence[int]) -> IntArray:
+def interleave(rows: Sequence[int]) -> IntArray:
     """The source of each row of a batch, each source spread evenly: (sum(rows),) int64."""
     at = np.concatenate([(np.arange(count) + 0.5) / count for count in rows])
     return np.repeat(np.arange(len(rows)), rows)[np.argsort(at, kind="stable")]

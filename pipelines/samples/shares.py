@@ -43,8 +43,8 @@ def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int, 
     if micro_batches < world_size:
         raise UserError(
             f"{table}batch = {batch} holds {micro_batches} micro-batches of {micro_batch} images, fewer than the "
-            f"{world_size} ranks: start fewer processes, or set a smaller {table}micro_batch (which changes what batch "
-            "norm sees)."
+            f"{world_size} ranks: start fewer processes, raise {table}batch, or set a smaller {table}micro_batch, "
+            "which changes what batch norm sees."
         )
     share = even_share(micro_batches, rank, world_size)
     return range(share.start * micro_batch, share.stop * micro_batch)

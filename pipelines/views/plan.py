@@ -1,4 +1,4 @@
-"""Plans the views of N samples before they are decoded: matrices, halvings, and regions to decode.
+"""Plans the views of a chunk before its images are decoded: which image each view shows, matrices, halvings, regions.
 
 The plan follows from the files' headers, the boxes and the draws. The matrix that warps the pixels, transforms the
 keypoints and is undone in the embeddings comes from this plan; no other code composes matrices.
@@ -32,11 +32,12 @@ _ROUNDED: Final = 1 + 1e-6
 
 @dataclass(frozen=True)
 class Plan:
-    """V views of each of N samples, and the regions to decode.
+    """V views of N rows, which image each of them shows, and the regions of the M images to decode.
 
     Attributes:
-        start_px: (N, 2) int64, row and column in the stored image where the region begins.
-        shape_px: (N, 2) int64, height and width of the region.
+        image: (V, N) int64, the image that each view shows, in [0, M). No view shows an image twice.
+        start_px: (M, 2) int64, row and column in the stored image where the region begins.
+        shape_px: (M, 2) int64, height and width of the region.
         draws: (V, N, COLUMNS) float32, the tables of draws.
         matrix: (V, N, 2, 3) float32, the augmentation u -> A u + v in units of the output side, origin at the centre.
         source_to_view_px: (V, N, 2, 3) float32, pixels of the upright source -> view pixels, corner-based.
@@ -44,6 +45,7 @@ class Plan:
         halvings: (V, N) int64, number of halvings of the decoded image before the warp samples it.
     """
 
+    image: IntArray
     start_px: IntArray
     shape_px: IntArray
     draws: FloatArray
@@ -51,24 +53,6 @@ class Plan:
     source_to_view_px: FloatArray
     decoded_to_view_px: FloatArray
     halvings: IntArray
-
-    def of(self, samples: slice) -> Plan:
-        """The plan of some of the samples."""
-        return Plan(self.start_px[samples], self.shape_px[samples],
-                    *(np.ascontiguousarray(getattr(self, name)[:, samples]) for name in _OF_VIEWS))  # fmt: skip
-
-
-_OF_VIEWS: Final = ("draws", "matrix", "source_to_view_px", "decoded_to_view_px", "halvings")
-
-
-def join_plans(plans: Sequence[Plan]) -> Plan:
-    """The plan of the samples of several plans, with as many views each."""
-    if len(plans) == 1:
-        return plans[0]
-    return Plan(*(
-        np.concatenate([getattr(plan, name) for plan in plans], axis=int(name in _OF_VIEWS))
-        for name in ("start_px", "shape_px", *_OF_VIEWS)
-    ))  # fmt: skip
 
 
 def plan_views(
@@ -78,38 +62,45 @@ def plan_views(
     draws: Sequence[FloatArray],
     geometries: Sequence[GeometryConfig],
     *,
+    image: IntArray | None = None,
     mirror: BoolArray | None = None,
     croppable: BoolArray | None = None,
 ) -> Plan:
-    """Plan the views of N samples.
+    """Plan V views of N rows, which show M images.
 
     Args:
-        size_px: (N, 2) heights and widths of the images as stored.
-        orientation: (N,) Exif orientation, 1 to 8.
-        box_px: (N, 3) centre x, centre y and side of the canonical box in the upright source; side 0 means the whole
+        size_px: (M, 2) heights and widths of the images as stored.
+        orientation: (M,) Exif orientation, 1 to 8.
+        box_px: (M, 3) centre x, centre y and side of the canonical box in the upright source; side 0 means the whole
             image.
         draws: per view, the (N, COLUMNS) table of draws.
         geometries: per view, the side of the output, and whether to halve.
-        mirror: (N,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
+        image: (V, N) the image that each view shows, see `Plan`; None: row n shows image n in all views.
+        mirror: (M,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
             augmentation acts on that view and does not contain the mirror, so the loss never undoes it.
         croppable: see `find_regions`.
     """
+    if image is None:
+        image = np.tile(np.arange(len(size_px)), (len(draws), 1))
     box = _boxes(size_px, orientation, box_px)
-    sides_px = [geometry.side_px for geometry in geometries]
-    views = [
-        _compose(box, table.astype(np.float64), side_px, mirror) for table, side_px in zip(draws, sides_px, strict=True)
-    ]
-    halvings = np.zeros((len(views), len(box)), np.int64)
-    for halved, view, geometry in zip(halvings, views, geometries, strict=True):
-        if geometry.antialias:
-            halved[:] = count_halvings(size_px, view.magnification)
+    mirrored = np.zeros(len(box), bool) if mirror is None else mirror
     to_upright = stored_to_upright_px(size_px, orientation)
-    stored_to_view = [_after(view.source_to_view_px, to_upright) for view in views]
-    start_px, shape_px = find_regions(size_px, stored_to_view, halvings.max(axis=0), sides_px, croppable)
+    views, stored_to_view = [], []
+    halvings = np.zeros(image.shape, np.int64)
+    for shown, table, geometry, halved in zip(image, draws, geometries, halvings, strict=True):
+        view = _compose(box[shown], table.astype(np.float64), geometry.side_px, mirrored[shown])
+        if geometry.antialias:
+            halved[:] = count_halvings(size_px[shown], view.magnification)
+        views.append(view)
+        stored_to_view.append(_after(view.source_to_view_px, to_upright[shown]))
+    sides_px = [geometry.side_px for geometry in geometries]
+    start_px, shape_px = find_regions(size_px, image, stored_to_view, halvings, sides_px, croppable)
     decoded_to_view = [
-        _from_decoded(matrix, start_px, halved) for matrix, halved in zip(stored_to_view, halvings, strict=True)
+        _from_decoded(matrix, start_px[shown], halved)
+        for shown, matrix, halved in zip(image, stored_to_view, halvings, strict=True)
     ]
     return Plan(
+        image,
         start_px,
         shape_px,
         np.stack(draws),
@@ -128,15 +119,15 @@ def _boxes(size_px: IntArray, orientation: IntArray, box_px: FloatArray | Double
 
 
 class _Composed(NamedTuple):
-    """Matrices of one view of N samples, (N, 2, 3) float64, and its magnification of the source, (N,)."""
+    """Matrices of one view of N rows, (N, 2, 3) float64, and its magnification of the source, (N,)."""
 
     matrix: DoubleArray
     source_to_view_px: DoubleArray
     magnification: DoubleArray
 
 
-def _compose(box: DoubleArray, table: DoubleArray, side_px: int, mirror: BoolArray | None) -> _Composed:
-    """Compose the matrices of one view of N samples, from boxes (N, 3) whose side is not 0."""
+def _compose(box: DoubleArray, table: DoubleArray, side_px: int, mirror: BoolArray) -> _Composed:
+    """Compose the matrices of one view of N rows, from boxes (N, 3) whose side is not 0."""
     angle, magnification = np.deg2rad(table[:, Draw.ANGLE_DEG]), table[:, Draw.MAGNIFICATION]
     matrix = np.empty((len(box), 2, 3))
     matrix[:, 0, 0] = matrix[:, 1, 1] = magnification * np.cos(angle)
@@ -151,8 +142,7 @@ def _compose(box: DoubleArray, table: DoubleArray, side_px: int, mirror: BoolArr
     scale = side_px / box[:, 2]  # output pixels per source pixel before the augmentation
     to_view = np.empty_like(matrix)
     to_view[:, :, :2] = matrix[:, :, :2] * scale[:, None, None]
-    if mirror is not None:
-        to_view[mirror, :, 0] *= -1
+    to_view[mirror, :, 0] *= -1
     center = np.einsum("nij,nj->ni", to_view[:, :, :2], box[:, :2])
     to_view[:, :, 2] = side_px * (matrix[:, :, 2] + 0.5) - center
     return _Composed(matrix, to_view, scale * magnification)

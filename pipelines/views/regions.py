@@ -27,26 +27,30 @@ _MARGIN_PX: Final = 2
 
 def find_regions(
     size_px: IntArray,
+    image: IntArray,
     stored_to_view_px: Sequence[npt.NDArray[np.float64]],
     halvings: IntArray,
     sides_px: Sequence[int],
     croppable: BoolArray | None,
 ) -> tuple[IntArray, IntArray]:
-    """The region that the views of each of N images show, or the whole image if a region saves no time.
+    """The region of each of M images that V views of N rows show, or the whole image if a region saves no time.
 
     Args:
-        size_px: (N, 2) heights and widths of the images as stored.
+        size_px: (M, 2) heights and widths of the images as stored.
+        image: (V, N) the image that each view shows.
         stored_to_view_px: per view, (N, 2, 3) from stored pixels to view pixels.
-        halvings: (N,) largest number of halvings among an image's views.
+        halvings: (V, N) number of halvings of the image for each view.
         sides_px: per view, its side.
-        croppable: (N,) whether a region of the image can be decoded faster than the whole; None: decode whole images.
+        croppable: (M,) whether a region of the image can be decoded faster than the whole; None: decode whole images.
 
     Returns:
-        First row and column of each region, and its height and width, (N, 2) each.
+        First row and column of each region, and its height and width, (M, 2) each.
     """
     if croppable is None or not croppable.any():
         return np.zeros_like(size_px), size_px
-    start_px, stop_px = region_around(size_px, stored_to_view_px, 2 ** halvings[:, None], sides_px)
+    most_halvings = np.zeros(len(size_px), np.int64)
+    np.maximum.at(most_halvings, image, halvings)
+    start_px, stop_px = region_around(size_px, image, stored_to_view_px, 2 ** most_halvings[:, None], sides_px)
     shape_px = stop_px - start_px
     pixels = size_px.prod(axis=1)
     pays = croppable & (pixels >= LEAST_PIXELS) & (shape_px.prod(axis=1) < LARGEST_SHARE * pixels)
@@ -54,22 +58,27 @@ def find_regions(
 
 
 def region_around(
-    size_px: IntArray, stored_to_view_px: Sequence[npt.NDArray[np.float64]], block_px: IntArray, sides_px: Sequence[int]
+    size_px: IntArray,
+    image: IntArray,
+    stored_to_view_px: Sequence[npt.NDArray[np.float64]],
+    block_px: IntArray,
+    sides_px: Sequence[int],
 ) -> tuple[IntArray, IntArray]:
-    """Start and stop (N, 2), row and column, of the smallest region with all pixels that the views sample.
+    """Start and stop (M, 2), row and column, of the smallest region with all pixels that the views sample.
 
-    It starts and ends at multiples of 2^halvings pixels, so that halving combines the same pixels as in the whole
-    image.
+    It starts and ends at multiples of `block_px` (M, 1), 2^halvings pixels, so that halving combines the same pixels as
+    in the whole image.
     """
     corners = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], np.float64)
     low, high = np.full(size_px.shape, np.inf), np.full(size_px.shape, -np.inf)
     with np.errstate(all="ignore"):  # views that reach too far are refused when they are made
-        for matrices, side_px in zip(stored_to_view_px, sides_px, strict=True):
+        for shown, matrices, side_px in zip(image, stored_to_view_px, sides_px, strict=True):
             (a, b, u), (c, d, v) = matrices.transpose(1, 2, 0)[..., None]
             x, y = side_px * corners[:, 0] - u, side_px * corners[:, 1] - v  # (N, 4)
             determinant = a * d - b * c
             reached = np.stack([a * y - c * x, d * x - b * y], axis=1) / determinant[:, None]  # (N, 2, 4): y, x
-            low, high = np.minimum(low, reached.min(axis=2)), np.maximum(high, reached.max(axis=2))
+            low[shown] = np.minimum(low[shown], reached.min(axis=2))
+            high[shown] = np.maximum(high[shown], reached.max(axis=2))
         margin = 2 * block_px + _MARGIN_PX  # two pixels for the warp's interpolation
         bounded = np.isfinite(low) & np.isfinite(high)
         low = np.where(bounded, np.clip(low - margin, 0, size_px), 0)

@@ -16,8 +16,8 @@ from peclr_dali.pipelines.arrays import BoolArray, FloatArray
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.files.check import check_image
-from peclr_dali.pipelines.loader.loader import Loader
-from peclr_dali.pipelines.loader.read import Quarantine
+from peclr_dali.pipelines.loader.loader import Loader, build_loader
+from peclr_dali.pipelines.loader.quarantine import Quarantine
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.renderers import make_renderer
@@ -178,7 +178,7 @@ def loader_of(
     order = EpochOrder(len(index), len(index) // batch * batch, seed=5) if order is None else order
     schedule = Schedule(order, RankSlice(batch, *rows or (0, batch)), first_step=first, last_step=last)
     pipelines = PipelinesConfig(**{"threads": 2, "batch": chunk, **config})
-    return Loader(index, schedule, pipelines, augmentation, device=torch.device(device), quarantine=quarantine)
+    return build_loader(index, schedule, pipelines, augmentation, device=torch.device(device), quarantine=quarantine)
 
 
 def load(index: Index, augmentation: Augmentation | Sequence[Augmentation] = SMALL, **options: Any) -> list[Batch]:

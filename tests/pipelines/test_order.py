@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.samples.index import Index, SourceRows
-from peclr_dali.pipelines.samples.order import EpochOrder, MixtureOrder, RankSlice, build_order, rows_per_batch, spread
+from peclr_dali.pipelines.samples.order import (
+    EpochOrder,
+    MixtureOrder,
+    RankSlice,
+    build_order,
+    interleave,
+    rows_per_batch,
+)
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 
 
@@ -153,7 +160,7 @@ def test_the_largest_remainders_get_a_row_more() -> None:
 def test_micro_batches_hold_about_the_same_shares(rows: list[int], parts: int) -> None:
     """Exactly the same where the rows divide; else within the number of sources."""
     for multiple in (1, parts):
-        sources = spread([multiple * count for count in rows])
+        sources = interleave([multiple * count for count in rows])
         assert np.bincount(sources).tolist() == [multiple * count for count in rows]
         pieces = [np.bincount(piece, minlength=len(rows)) for piece in np.array_split(sources, parts)]
         spare = np.ptp(pieces, axis=0).max()
@@ -172,7 +179,7 @@ def test_no_batch_holds_a_sample_twice(apart: int, times: int, seed: int) -> Non
 
 def test_substitutes_come_from_the_same_source() -> None:
     order = MixtureOrder([5, 1000], [3, 3], 60, seed=0)
-    for position, source in enumerate(spread([3, 3]).tolist()):
+    for position, source in enumerate(interleave([3, 3]).tolist()):
         substitutes = order.substitutes(2, position, 64)
         assert np.array_equal(substitutes >= 5, np.full(64, source == 1))
         assert len(set(substitutes.tolist())) > 1

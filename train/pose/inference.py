@@ -15,7 +15,7 @@ from torch import Tensor
 from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.pose import PoseNetwork, view_intrinsics
 from peclr_dali.pipelines.batch import to_device
-from peclr_dali.pipelines.loader.loader import Loader
+from peclr_dali.pipelines.loader.loader import Loader, build_loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, without_augmentation
@@ -84,7 +84,7 @@ def canonical_loader(
     Every step has `each` rows for each rank. Surplus rows of the last step have positions from N on.
     """
     step_rows, first = each * world.world_size, each * world.rank
-    return Loader(
+    return build_loader(
         index,
         Schedule(
             EpochOrder(len(index), len(rows), seed=0, fixed=rows),

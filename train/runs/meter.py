@@ -64,9 +64,7 @@ class Meter:
         self._steps += 1
         step = self._state.steps_done
         if self._samples is not None:
-            seen = {"step": step, "first": int(batch.positions[0]), "samples": batch.samples[:, 0].tolist()}
-            if len(batch.images) > len(batch):
-                seen["partners"] = batch.partners.tolist()
+            seen = {"step": step, "first": int(batch.positions[0]), "samples": batch.samples.tolist()}
             self._samples.write(json.dumps(seen) + "\n")
         if self._log is not None:
             self._log.advance(step)

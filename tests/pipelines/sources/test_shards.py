@@ -18,7 +18,7 @@ import webdataset  # type: ignore[import-untyped]
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.loader.read import Quarantine
+from peclr_dali.pipelines.loader.quarantine import Quarantine
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import build_order
 from peclr_dali.pipelines.samples.subsets import write_bad_list

@@ -1,0 +1,112 @@
+"""Applies the augmentations of `views.appearance` on a CPU: by OpenCV, or in loops over pixels that Numba compiles."""
+
+from __future__ import annotations
+
+import cv2
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba.extending import register_jitable
+
+from peclr_dali.numba_cache import cached
+from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.views.appearance import (
+    ORDER,
+    AppearanceConfig,
+    Column,
+    Int32Array,
+    blur_weights,
+    grey,
+    holes,
+    mix,
+    noise_keys,
+    noise_levels,
+    pixel_hashes,
+    quantile,
+)
+
+Views = npt.NDArray[np.uint8]
+F, I32 = np.float32, np.int32
+
+for _helper in (grey, mix, quantile):  # which the loops below call
+    register_jitable(_helper)
+compiled = cached(numba.njit, nogil=True, fastmath={"contract"}, error_model="numpy")
+
+_AT_ONCE = 64
+"""Views whose tables are made together."""
+
+
+def change_views(views: Views, rows: IntArray, draws: FloatArray, appearance: AppearanceConfig) -> None:
+    """Apply to some of N views, in place, the augmentations that their draws switch on.
+
+    Args:
+        views: (N, S, S, 3).
+        rows: (n,) the views to change.
+        draws: (N, COLUMNS) table of draws.
+        appearance: configuration of the augmentations.
+    """
+    if not appearance.active:
+        return
+    for column in ORDER:
+        drawn = rows[draws[rows, column] > 0]
+        for start in range(0, len(drawn), _AT_ONCE):
+            chosen = drawn[start : start + _AT_ONCE]
+            _change(column, views, chosen, draws[chosen], appearance)
+
+
+def _change(column: Column, views: Views, rows: IntArray, draws: FloatArray, appearance: AppearanceConfig) -> None:
+    """Apply one augmentation to the views at `rows` (n,), whose draws are (n, COLUMNS)."""
+    match column:
+        case Column.SOBEL:
+            _sobel(views, rows)
+        case Column.CUT_OUT:
+            _cut_out(views, rows, holes(draws))
+        case Column.BLUR:
+            _blur(views, rows, blur_weights(draws))
+        case Column.NOISE:
+            hashes = pixel_hashes(views.shape[1])
+            _add_noise(views, rows, noise_keys(draws), hashes, noise_levels(appearance.noise_std))
+        case Column.COLOUR_DROP:
+            _drop_colour(views, rows)
+
+
+def _sobel(views: Views, rows: IntArray) -> None:
+    for row in rows:
+        greys = cv2.transform(views[row].astype(F), np.array([[299, 587, 114]], F))
+        across, down = cv2.Sobel(greys, cv2.CV_32F, 1, 0), cv2.Sobel(greys, cv2.CV_32F, 0, 1)
+        # cv2.magnitude would give other bits at other places in memory.
+        length = np.sqrt(across * across + down * down) / F(1000) + F(0.5)
+        views[row] = cv2.merge([np.minimum(length, F(255)).astype(np.uint8)] * 3)  # broadcasting is slower
+
+
+def _cut_out(views: Views, rows: IntArray, squares: Int32Array) -> None:
+    for row, (left, top, side, level) in zip(rows, squares, strict=True):
+        views[row, top : top + side, left : left + side] = level
+
+
+def _blur(views: Views, rows: IntArray, weights: FloatArray) -> None:
+    for row, padded in zip(rows, weights, strict=True):
+        taps = padded[padded > 0]  # a narrower blur has zeros at both ends
+        blurred = cv2.sepFilter2D(views[row], cv2.CV_32F, taps, taps, borderType=cv2.BORDER_REFLECT_101)
+        views[row] = (blurred + F(0.5)).astype(np.uint8)
+
+
+@compiled
+def _add_noise(
+    views: Views, rows: IntArray, keys: Int32Array, hashes: Int32Array, levels: npt.NDArray[np.int16]
+) -> None:
+    pixel_hash = hashes.reshape(-1)
+    for m in range(len(rows)):
+        pixels = views[rows[m]].reshape(-1)
+        for at in range(len(pixels)):
+            level = I32(pixels[at]) + I32(levels[quantile(pixel_hash[at], keys[m])])
+            pixels[at] = np.uint8(min(max(level, I32(0)), I32(255)))
+
+
+@compiled
+def _drop_colour(views: Views, rows: IntArray) -> None:
+    for row in rows:
+        pixels = views[row].reshape(-1, 3)
+        for at in range(len(pixels)):
+            level = np.uint8(grey(F(pixels[at, 0]), F(pixels[at, 1]), F(pixels[at, 2])) / F(1000) + F(0.5))
+            pixels[at, 0], pixels[at, 1], pixels[at, 2] = level, level, level
