@@ -72,7 +72,8 @@ def build_loader(
             'pipelines.views = "dali" makes all views of one image, and the data has pairs of images (data.positive): '
             f'set data.positive = "self", or pipelines.views = "auto" ({settings.why})'
         )
-    return Loader(index, schedule, augmentations, settings, device, quarantine or Quarantine())
+    quarantine = Quarantine() if quarantine is None else quarantine
+    return Loader(index, schedule, augmentations, settings, device, quarantine)
 
 
 class Loader:

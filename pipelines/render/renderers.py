@@ -48,6 +48,8 @@ class Renderer(ABC):
 
     def _hold(self, outputs: Outputs) -> None:
         """Keep DALI's outputs until the GPU's current stream has read them. Then their memory may be used again."""
+        if self._settings.device == "cpu":
+            return
         read = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # waiting leaves the core to others
         read.record()  # type: ignore[no-untyped-call]
         self.finish()
@@ -96,8 +98,7 @@ class DaliViews(Renderer):
                 change_tensors(pixels, draws, augmentation.appearance)
             else:
                 change_views(pixels.numpy(), np.arange(len(pixels)), draws, augmentation.appearance)
-        if self._settings.device == "gpu":
-            self._hold(outputs)
+        self._hold(outputs)
 
 
 class CpuViews(Renderer):

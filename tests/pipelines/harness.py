@@ -107,7 +107,7 @@ def plan_files(
 
 def decode_chunk(chunk: Chunk, **changed: Any) -> Any:
     """DALI's list of the decoded images or regions; None if a file does not decode."""
-    settings = settings_of(len(chunk), **changed)
+    settings = settings_of(len(chunk.files), **changed)
     ((_, outputs),) = run_chunks(partial(decode_pipeline, settings), iter([chunk]))
     return None if outputs is None else outputs[0]
 
@@ -134,8 +134,7 @@ def make_views(
     count, side = len(images), geometry.side_px
     settings = settings_of(count, device=device, views=renderer, threads=2, regions=regions, **changed)
     made = make_renderer(settings, [Augmentation(geometry, colour, appearance)] * len(draws))
-    each = {id(image): image for image in images}  # one may be there often
-    files = {key: encode(image) for key, image in each.items()}
+    files = {key: encode(image) for key, image in {id(image): image for image in images}.items()}  # repeated ones once
     chunk = plan_files([files[id(image)] for image in images], box_px, draws, geometry, mirror, regions=regions)
     pixels = "cuda:0" if device == "gpu" else "cpu"
     views = [
@@ -148,7 +147,8 @@ def make_views(
     ]
     ((_, outputs),) = run_chunks(made.build, iter([chunk]))
     assert outputs is not None
-    made.write(outputs, slice(None), chunk.plan, views)()
+    made.write(outputs, chunk.plan, views)
+    made.finish()
     made.close()
     return views
 

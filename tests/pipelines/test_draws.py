@@ -169,5 +169,5 @@ def test_images_are_halved_by_how_much_their_views_shrink_them() -> None:
     for probability in (0.5, 1.0):
         one = replace(geometry, crop_probability=probability)
         drawn = draw(range(500), Augmentation(one)).astype(np.float64)
-        magnification = plan._compose(box, drawn, one.side_px, None).magnification * box[:, 2]
+        magnification = plan._compose(box, drawn, one.side_px, np.zeros(500, bool)).magnification * box[:, 2]
         assert plan._least_magnification_px(one) <= magnification.min() <= 1.2 * plan._least_magnification_px(one)

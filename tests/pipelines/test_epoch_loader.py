@@ -227,7 +227,7 @@ def test_ranks_come_from_the_environment_and_share_the_cores(folder: Path, monke
             super().__init__(*args, **options)
             threads.append(self.settings.threads)
 
-    monkeypatch.setattr("peclr_dali.pipelines.loader.epoch_loader.Loader", Seen)
+    monkeypatch.setattr("peclr_dali.pipelines.loader.loader.Loader", Seen)
     monkeypatch.setattr("peclr_dali.pipelines.render.settings.available_cores", lambda: 6)
     for name, number in {"RANK": 1, "WORLD_SIZE": 3, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 3}.items():
         monkeypatch.setenv(name, str(number))

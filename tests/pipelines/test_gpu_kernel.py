@@ -261,16 +261,14 @@ def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, m
     images = Decoded([torch.full((9, 9, 3), 50, dtype=torch.uint8)])
     held = weakref.ref(images)
 
-    finish = GpuViews(settings_of(1, device="gpu", views="gpu"), [Augmentation(geometry, NO_COLOUR)]).write(
-        (images,), slice(None), plan, [view]
-    )
+    made = GpuViews(settings_of(1, device="gpu", views="gpu"), [Augmentation(geometry, NO_COLOUR)])
+    made.write((images,), plan, [view])
     del images
     gc.collect()
     assert event.mock_calls == [call.kernel(), call.record()]
     assert held() is not None
-    finish()
+    made.finish()
     assert event.mock_calls[2:] == [call.synchronize()]
-    del finish
     gc.collect()
     assert held() is None
     assert (view.image == 50).all()

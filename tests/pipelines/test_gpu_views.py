@@ -190,13 +190,13 @@ def test_the_graphs_views_are_waited_for_later_and_without_spinning(monkeypatch:
     view = View(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, 2, 3), torch.zeros(2, 2, 3))
     held = weakref.ref(image)
     made = DaliViews(settings_of(2, device="gpu"), [SMALL])
-    finish = made.write((image, matrix, matrix), slice(None), Mock(draws=[None]), [view])
+    made.write((image, matrix, matrix), Mock(draws=[None]), [view])
     event.assert_called_once_with(blocking=True)
     event.return_value.record.assert_called_once_with()
     event.return_value.synchronize.assert_not_called()
     del image
     assert held() is not None
-    finish()
+    made.finish()
     event.return_value.synchronize.assert_called_once_with()
     assert (view.image == 7).all()
     assert (view.matrix == 1).all()

@@ -48,7 +48,8 @@ class BadFiles:
 
     def count(self, batch: Batch) -> None:
         """Count a batch of this rank."""
-        self._used += np.bincount(self._sources(np.concatenate([np.unique(row) for row in batch.samples.numpy()])), minlength=len(self._ends))
+        images = np.concatenate([np.unique(row) for row in batch.samples.numpy()])
+        self._used += np.bincount(self._sources(images), minlength=len(self._ends))
         self._met.update(batch.bad.tolist())
 
     def sum_ranks(self, reasons: Mapping[int, str]) -> None:
