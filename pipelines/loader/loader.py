@@ -1,6 +1,7 @@
 """The loader: a stream of batches from any step on. Its stages stand in a row:
 
-    positions -> samples, files (read.py) -> plan (planner.py) -> DALI (render/runner.py) -> views (render/renderers.py)
+    positions -> samples (samples/order.py) -> files (read.py) -> plan (planner.py)
+        -> decoded images (render/runner.py) -> views (render/renderers.py)
 
 A `Chunk` (render/chunk.py) passes through all of them. The last stage writes its views into rows of the step's batch.
 """
@@ -24,7 +25,7 @@ from peclr_dali.pipelines.loader.ahead import Ahead
 from peclr_dali.pipelines.loader.batch_memory import BatchMemory
 from peclr_dali.pipelines.loader.planner import Planner
 from peclr_dali.pipelines.loader.quarantine import Quarantine
-from peclr_dali.pipelines.loader.read import CLOSED, Reader
+from peclr_dali.pipelines.loader.read import FileReader, Reader
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.renderers import make_renderer
 from peclr_dali.pipelines.render.runner import FileDecoder, Outputs, run_chunks
@@ -109,8 +110,9 @@ class Loader:
         stream = torch.cuda.Stream(device) if settings.device == "gpu" else None  # type: ignore[no-untyped-call]
         self._ahead = Ahead(settings.ahead, stream)
         self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="read")
-        self._reader = Reader(index, schedule.order, quarantine, self._ahead.stopped, index.partners)
-        self._planner = Planner(index, schedule.order, augmentations, settings.regions)
+        self._order = schedule.order
+        self._reader = Reader(FileReader(index, quarantine, self._ahead.stopped), self._order, index.partners)
+        self._planner = Planner(index, self._order, augmentations, settings.regions)
         self._renderer = make_renderer(settings, augmentations)
         sides_px = [augmentation.geometry.side_px for augmentation in augmentations]
         made_on = device if settings.device == "gpu" else torch.device("cpu")
@@ -161,9 +163,9 @@ class Loader:
             yield ahead.popleft().result()
 
     def _prepare(self, positions: IntArray) -> Chunk:
-        if self._ahead.stopped.is_set():
-            raise RuntimeError(CLOSED)
-        return self._planner.plan(self._reader.read(positions))
+        """The chunk at some positions, read and planned."""
+        chunk = Chunk(positions, self._order.samples_at(positions))
+        return self._planner.add_plan(self._reader.add_files(chunk))
 
     def _repair(self, chunk: Chunk) -> tuple[Chunk, Outputs]:
         """Make a chunk again without the files that do not decode. Other chunks are not affected.

@@ -30,7 +30,7 @@ class Planner:
     augmentations: Sequence[Augmentation]
     regions: bool
 
-    def plan(self, chunk: Chunk) -> Chunk:
+    def add_plan(self, chunk: Chunk) -> Chunk:
         """Add the plan to a chunk of N rows and M images.
 
         Where rows hold pairs (M = 2 N), views 0, 2, ... show the first images, and views 1, 3, ... the second ones.
