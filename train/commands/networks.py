@@ -126,8 +126,9 @@ def predict(
     whole picture; tools/find_boxes.py finds the boxes of hands. Pictures that cannot be read are left out and listed at
     the end. The exit code is 2 only if no picture can be read.
     """
-    from peclr_dali.train.pose.predict import EXPECTED, FILE
+    from peclr_dali.train.pose.predict import EXPECTED
     from peclr_dali.train.pose.predict import predict as run_prediction
+    from peclr_dali.train.pose.predictions import FILE
     from peclr_dali.train.runs.log import progress_bar
 
     boxes = Path(box) if box is not None and box.lower().endswith((".csv", ".json")) else None

@@ -62,9 +62,7 @@ PCK: Final = {
 """The curves by their names in the results."""
 
 
-def results(
-    evaluation: Evaluation, *, constants: Mapping[str, Mapping[str, float]], proper_rotation: bool, crop: str
-) -> dict[str, Any]:
+def results(evaluation: Evaluation, constants: Mapping[str, Mapping[str, float]], crop: str) -> dict[str, Any]:
     """All results, for JSON."""
     tables = evaluation.errors.tables
     return {
@@ -73,7 +71,7 @@ def results(
         "data": f"{evaluation.index.name}: {evaluation.index.root}",
         "sources": [dataclasses.asdict(source) for source in evaluation.config.data],
         "crop": crop,
-        "alignment": "proper rotations" if proper_rotation else "reflections allowed, as FreiHAND's script",
+        "alignment": "proper rotations" if evaluation.proper_rotation else "reflections allowed, as FreiHAND's script",
         "images": len(evaluation.index),
         "left_out": evaluation.errors.left_out,
         "poses": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},

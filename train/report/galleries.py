@@ -18,7 +18,7 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.evaluation.report import CAPTION_PX
 from peclr_dali.train.pose.pictures import POSE_PX
-from peclr_dali.train.pose.predict import read_predictions
+from peclr_dali.train.pose.predictions import read_predictions
 from peclr_dali.train.probe import features_of_rows, trained_encoder
 from peclr_dali.train.report.contents import Measured, Run
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
@@ -97,12 +97,18 @@ def _sheet(title: str, text: str, file: Path, height: int, width: int) -> list[S
 
 def predictions(folder: Path) -> Section:
     """The drawings in a folder of `predict`. A folder without predictions is a `UserError`."""
-    drawn = [one for one in read_predictions(folder) if one["drawing"] is not None]
+    results = read_predictions(folder)
+    drawn = [prediction for prediction in results["predictions"] if prediction["drawing"] is not None]
     shown = drawn[:PREDICTIONS]
-    pictures = [Picture("jpeg", (folder / one["drawing"]).read_bytes(), Path(one["image"]).name) for one in shown]
+    pictures = [
+        Picture("jpeg", (folder / prediction["drawing"]).read_bytes(), Path(prediction["image"]).name)
+        for prediction in shown
+    ]
     text = "The picture with the network's box, the network's view (a left hand mirrored), and the pose from the side."
     if len(drawn) > len(shown):
         text += f" The first {len(shown)} of {len(drawn)}."
+    if not results["complete"]:
+        text += f" Stopped early: predict had done {results['hands_done']} of {results['hands']} hands."
     return Section("Predictions", text, pictures, skeletons=True)
 
 
