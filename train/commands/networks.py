@@ -204,7 +204,7 @@ def convert(source: Path, out: Path, force: bool) -> None:
     evaluate, predict and export take it as a run. Names and shapes are checked. No code in the file is run. Encoders
     of the authors need no conversion: finetune --from reads them.
     """
-    from peclr_dali.train.weights import convert as run
+    from peclr_dali.train.convert import convert as run
 
     require_new(out, force=force)
     say(run(source, out))
@@ -239,7 +239,10 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
     compares onnxruntime's results with torch's. Beside each file a .json says how it was trained. The checkpoint is the
     newest in a pre-training run's folder, the best on validation (best/) in a fine-tuning run's.
     """
-    from peclr_dali.train.weights import card_beside, export_encoder, export_network, export_onnx
+    from peclr_dali.train.export.encoder import export_encoder
+    from peclr_dali.train.export.model_card import card_beside
+    from peclr_dali.train.export.onnx import export_onnx
+    from peclr_dali.train.export.pose_network import export_network
 
     files = [file for file in (out, onnx, pose) if file is not None]
     if not files or (out is None and any(options.values())):
