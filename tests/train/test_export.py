@@ -18,9 +18,8 @@ from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.export import onnx
-from peclr_dali.train.export.encoder import export_encoder
 from peclr_dali.train.export.onnx import OPSET, OUTPUTS, export_onnx
-from peclr_dali.train.export.pose_network import export_network
+from peclr_dali.train.export.weights import export_encoder, export_network
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pose.predict import predict
 from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint

@@ -23,7 +23,7 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import evaluation_constants
-from peclr_dali.train.export.pose_network import export_network
+from peclr_dali.train.export.weights import export_network
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels

@@ -15,7 +15,7 @@ from peclr_dali.models.network import Normalize
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.export.encoder import export_encoder
+from peclr_dali.train.export.weights import export_encoder
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pose.predict import predict

@@ -57,8 +57,8 @@ def evaluate(
 
     RUN is a folder or a checkpoint. It measures on the images that the run held out, or on all images of a part that is
     not split (data.part=evaluation). The results are metrics.json, poses.csv with a row per pose, pck.png and
-    worst.png. Intervals are over groups of images: of the bootstrap, of fewer than 20 groups Student's t, and of fewer
-    than 3 there is none. They do not include the variation between training runs. Frames of a film are alike, so give
+    worst.png. Intervals are over groups of images: of the bootstrap, of fewer than 30 groups Student's t, and of fewer
+    than 3, or if one group is most of the images, there is none. They do not include the variation between training runs. Frames of a film are alike, so give
     --groups.
     """
     from rich.console import Console
@@ -239,10 +239,8 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
     compares onnxruntime's results with torch's. Beside each file a .json says how it was trained. The checkpoint is the
     newest in a pre-training run's folder, the best on validation (best/) in a fine-tuning run's.
     """
-    from peclr_dali.train.export.encoder import export_encoder
-    from peclr_dali.train.export.model_card import card_beside
     from peclr_dali.train.export.onnx import export_onnx
-    from peclr_dali.train.export.pose_network import export_network
+    from peclr_dali.train.export.weights import card_beside, export_encoder, export_network
 
     files = [file for file in (out, onnx, pose) if file is not None]
     if not files or (out is None and any(options.values())):

@@ -34,7 +34,7 @@ from peclr_dali.train.evaluation.submission import SUBMISSION, save_submission
 from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes
 from peclr_dali.train.pose.inference import Poses, Progress, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.metrics import LEAST_GROUPS
+from peclr_dali.train.pose.metrics import why_no_interval
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS
 from peclr_dali.writing import require_own_results, write_text
@@ -109,8 +109,8 @@ def evaluate(
         log.warning("the images have no labels, so nothing is measured")
         return Evaluated([], written)
 
-    if (count := len(np.unique(index.groups))) < LEAST_GROUPS:
-        log.warning("no intervals: the images are %d groups, expected at least %d", count, LEAST_GROUPS)
+    if reason := why_no_interval(index.groups):
+        log.warning("no intervals: %s", reason)
     for measured in runs:
         if trained_on(measured, config):
             log.warning("%s was trained on some or all of these images", measured.path)

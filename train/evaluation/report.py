@@ -23,6 +23,7 @@ from peclr_dali.train.evaluation.errors import Evaluation
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.metrics import (
     METRICS,
+    NO_INTERVAL,
     THRESHOLDS_M,
     THRESHOLDS_PX,
     Floats,
@@ -121,7 +122,7 @@ def table_of(
     sign = "+" if signed else ""
     for name, interval in intervals.items():
         low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
-        limits = "none: too few groups" if np.isnan(interval.low) else f"{low} to {high}"
+        limits = NO_INTERVAL if np.isnan(interval.low) else f"{low} to {high}"
         beside = [", ".join(constants_in_words(constants, name))] if constants else []
         table.add_row(METRICS[name].title_and_unit, f"{interval.value:{sign}.3f}", limits, *beside)
     return table

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.load import to_dict
-from peclr_dali.train.export.model_card import card_beside, model_card
+from peclr_dali.train.export.weights import card_beside, model_card
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.writing import write_bytes, write_text
 

@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import parse_json, regular
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.pose.metrics import CONSTANTS, METRICS, Metric, constants_in_words
+from peclr_dali.train.pose.metrics import CONSTANTS, METRICS, NO_INTERVAL, Metric, constants_in_words
 from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.runs.meter import errors_in_words
-
-NO_INTERVAL: Final = "no interval: too few groups"
 
 Row = Mapping[str, Any]
 

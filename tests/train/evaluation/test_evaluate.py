@@ -22,8 +22,8 @@ from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
 from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate, grouped
-from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes
-from peclr_dali.train.pose.inference import Poses, estimate_poses
+from peclr_dali.train.evaluation.two_pass_crop import boxes_in_views, estimate_in_two_passes
+from peclr_dali.train.pose.inference import Poses, counted_from, estimate_poses
 from peclr_dali.train.pose.labels import Errors, PoseLabels
 from peclr_dali.train.pose.metrics import metric_of, pixel_errors, pose_tables
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
@@ -205,7 +205,7 @@ def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: 
     data = [DataConfig("folder", str(tmp_path), box=str(boxes))]
     assert grouped(index, "person", data).groups.tolist() == films
     boxes.write_text(boxes.read_text().replace("pa", ""))
-    with pytest.raises(UserError, match="--groups person: no such column, or no such text for a/00"):
+    with pytest.raises(UserError, match="--groups 'person': no such column, or no such text for a/00"):
         grouped(index, "person", data)
     boxes.write_text(f"{boxes.read_text()}\n{names[0]},9,9,18,18,somebody")
     with pytest.raises(UserError, match="line 12: another 'person' for a hand of the same image"):
@@ -335,13 +335,25 @@ def test_another_run_is_measured_with_views_as_in_its_training(run: Path) -> Non
     assert [source.box_margin for source in for_other_run(mixed, of_two).data] == [1.75, 2.5]
 
 
+@pytest.mark.parametrize("origin_px", [0.0, 0.5])
+def test_a_box_is_in_the_middle_of_its_view_however_pixels_are_counted(origin_px: float) -> None:
+    centre_px, side_px, mirror = np.array([[60.0, 50.0]] * 2), np.array([40.0] * 2), np.array([False, True])
+    boxes = boxes_in_views(centre_px, side_px, mirror, 64, origin_px)
+    maps = np.zeros((2, 2, 3))  # as the loader plans them, corner-based
+    maps[:, [0, 1], [0, 1]] = 64 / boxes[:, 2:] * np.where(mirror[:, None], [-1, 1], 1)
+    maps[:, :, 2] = 32 - maps[:, [0, 1], [0, 1]] * boxes[:, :2]
+    maps = counted_from(torch.from_numpy(maps), origin_px).numpy()
+    np.testing.assert_allclose(maps[:, [0, 1], [0, 1]] * centre_px + maps[:, :, 2], 32, atol=1e-4)
+    np.testing.assert_allclose(np.abs(maps[:, 0, 0]) * side_px, 0.7 * 64, rtol=1e-6)
+
+
 @pytest.mark.parametrize("first_keypoint", ["wrist", "palm"])
 def test_a_view_of_two_passes_shows_the_picture_where_its_matrix_says(
     first_keypoint: Literal["wrist", "palm"], run: Path, tmp_path: Path
 ) -> None:
     """A bright square, found in the view, is where the matrix carries it, counted as the network counts pixels."""
     image = np.zeros((100, 100, 3), np.uint8)
-    image[40:50, 50:60] = 255  # corner-based middle (55, 45), centre-based (54.5, 44.5)
+    image[43:49, 51:57] = 255  # corner-based middle (54, 46), centre-based (53.5, 45.5)
     cv2.imwrite(str(tmp_path / "square.png"), image)
     loaded = load_pose_run(run)
     config = dataclasses.replace(
@@ -349,7 +361,7 @@ def test_a_view_of_two_passes_shows_the_picture_where_its_matrix_says(
     )
     network = Knowing(loaded.network.encoder, config.pose)
     joints = torch.full((2, 21, 3), 1.0).double()
-    joints[:, :, :2] = torch.linspace(-0.3, 0.3, 21).double()[:, None]
+    joints[:, :, :2] = torch.linspace(-0.07, 0.07, 21).double()[:, None]
     network.know(joints.repeat(2, 1, 1), torch.zeros(4, 21, 3).double())
     mirror = np.array([False, True])
     index = Index("squares", tmp_path, ["square.png"] * 2, np.zeros((2, 3), np.float32), mirror=mirror)
@@ -359,5 +371,5 @@ def test_a_view_of_two_passes_shows_the_picture_where_its_matrix_says(
     for view, crop in zip(poses.images[..., 0].astype(float), poses.source_to_view_px, strict=True):
         ys, xs = np.mgrid[: len(view), : len(view)]
         found = np.array([(xs * view).sum(), (ys * view).sum()]) / view.sum() + origin_px
-        expected = crop[:, :2] @ (np.array([54.5, 44.5]) + origin_px) + crop[:, 2]
+        expected = crop[:, :2] @ (np.array([53.5, 45.5]) + origin_px) + crop[:, 2]
         np.testing.assert_allclose(found, expected, atol=0.05)

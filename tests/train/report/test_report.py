@@ -248,7 +248,7 @@ def test_one_run_is_summed_up_by_its_errors_and_by_the_constants_that_beat_it(fo
     errors: dict[str, Any] = {"pa_epe_cm": (1.5, 1.4, 1.6), "epe_px": (12.34, None, None), "constants": constants}
     assert in_words(with_errors(folder, "tuned", **errors)) == [
         "“tuned” has a PA-EPE of 1.50 cm (95 % interval 1.40 to 1.60).",
-        "“tuned” has a 2D EPE of 12.3 px (no interval: too few groups).",
+        "“tuned” has a 2D EPE of 12.3 px (no interval: too few or too unequal groups).",
         "In 3D, “tuned” is no better than one rigid pose, which does not look at the picture: a PA-EPE of "
         "1.50 cm beside 1.50 cm.",
     ]
