@@ -57,9 +57,9 @@ def evaluate(
 
     RUN is a folder or a checkpoint. It measures on the images that the run held out, or on all images of a part that is
     not split (data.part=evaluation). The results are metrics.json, poses.csv with a row per pose, pck.png and
-    worst.png. Intervals are over groups of images: of the bootstrap, of fewer than 30 groups Student's t, and of fewer
-    than 3, or if one group is most of the images, there is none. They do not include the variation between training runs. Frames of a film are alike, so give
-    --groups.
+    worst.png. Intervals are over groups of images: of the bootstrap, of fewer than 30 groups Student's t. Of fewer than
+    3 groups, or if one of them is most of the images, there is none. They do not include the variation between training
+    runs. Frames of a film are alike, so give --groups.
     """
     from rich.console import Console
 

@@ -125,9 +125,9 @@ def neighbours(run: Run) -> Section:
     They are computed here, from the run's newest checkpoint and images. If one is missing, the text says so.
     """
     title = "Nearest neighbours, before and after pre-training"
+    if any(is_address(source.root) for source in run.config.data):
+        return Section(title, "Not shown: the images are at an address, and are not fetched for a picture", [])
     try:
-        if any(is_address(source.root) for source in run.config.data):
-            raise UserError("the images are at an address, and are not fetched for a picture")
         path = find_checkpoint(run.folder.root, "the folder of a run with a checkpoint")
         saved, index = load_checkpoint(path), load_index(run.config.data)
         torch.manual_seed(run.config.run.seed)
