@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.pose import PoseNetwork, view_intrinsics
-from peclr_dali.pipelines.batch import View, to_device
+from peclr_dali.pipelines.batch import to_device
 from peclr_dali.pipelines.loader.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
@@ -31,8 +30,7 @@ Progress = Callable[[int, int], None]
 """Called with the number of images done and the number of all images."""
 
 
-@dataclass(frozen=True)
-class Poses:
+class Poses(NamedTuple):
     """A network's predictions for N images.
 
     Attributes:
@@ -41,36 +39,16 @@ class Poses:
         keypoints_px: (N, K, 2) in pixels of the source as decoded, corner-based. Keypoint 0 is the wrist, for
             a network that predicts the palm in its place too.
         joints: (N, K, 3) in the source camera's frame, in units of the reference bone's length.
-        image_rows: (M,) the rows, among the N predictions, of the views in `images`.
-        images: (M, S, S, 3) uint8, views that this rank kept for pictures.
         source_to_view_px: (N, 2, 3), from the source's pixels to the view's.
+        images: (M, S, S, 3) uint8, the views of the first M images, kept for pictures.
     """
 
     samples: npt.NDArray[np.int64]
     in_view_px: Floats
     keypoints_px: Floats
     joints: Floats
-    image_rows: npt.NDArray[np.int64]
-    images: npt.NDArray[np.uint8]
     source_to_view_px: Floats
-
-
-class StepPoses(NamedTuple):
-    """A network's predictions for the n views of one step, on the CPU, in float64.
-
-    Attributes:
-        positions: (n,) int64, places among the rows of the loader.
-        samples: (n,) int64, rows of the index that were used; a bad file is replaced by a substitute.
-        in_view_px: (n, K, 2) in pixels of the view.
-        joints: (n, K, 3) in the source camera's frame, in units of the reference bone's length.
-        source_to_view_px: (n, 2, 3).
-    """
-
-    positions: Tensor
-    samples: Tensor
-    in_view_px: Tensor
-    joints: Tensor
-    source_to_view_px: Tensor
+    images: npt.NDArray[np.uint8]
 
 
 @contextmanager
@@ -128,26 +106,38 @@ def estimate_steps(
     world: World,
     count: int,
     *,
+    keep_images: int = 0,
     origin_px: float = 0.5,
-) -> Iterator[tuple[View, StepPoses]]:
+) -> Iterator[Poses]:
     """Estimate the poses of each step of a loader of `count` canonical views; other arguments as in `estimate_poses`.
 
-    Yields:
-        The n views, on the world's device, and their poses; without the surplus rows of the last step.
+    A step of this rank has n poses; the surplus rows of the last step are left out.
     """
     precision = config.train.precision
     dtype, autocast_dtype = PRECISIONS["fp32" if precision == "auto" else precision]
     network = network.to(world.device, dtype).eval()
     for batch in loader:
-        view, samples = batch.to(world.device).views[0], batch.samples[:, 0]
+        count_here, kept = (int((batch.positions < end).sum()) for end in (count, min(keep_images, count)))
+        view, samples = batch.to(world.device).views[0], batch.samples[:, 0].numpy()
         affine = counted_from(view.source_to_view_px, origin_px)
-        source = to_device(intrinsics[samples.numpy()], world.device).to(dtype)
-        of_view = view_intrinsics(source, affine)  # not in 16 bits
+        of_view = view_intrinsics(to_device(intrinsics[samples], world.device).to(dtype), affine)  # not in 16 bits
         with inference(world.device, autocast_dtype):
             output = network(view.image, of_view)
-        last = int((batch.positions < count).sum())
-        columns = (batch.positions, samples, output.keypoints_px.double(), output.joints.double(), affine.double())
-        yield view.rows(0, last), StepPoses(*(column[:last].cpu() for column in columns))
+        in_view_px, joints, affine, samples = (
+            output.keypoints_px.double().cpu()[:count_here],
+            output.joints.double().cpu().numpy()[:count_here],
+            affine.double().cpu()[:count_here],
+            samples[:count_here],
+        )
+        in_source_px = from_view(in_view_px, affine).numpy()
+        yield Poses(
+            samples=samples,
+            in_view_px=in_view_px.numpy(),
+            keypoints_px=with_wrist(in_source_px, joints, intrinsics[samples], config.pose),
+            joints=joints,
+            source_to_view_px=affine.numpy(),
+            images=view.image[:kept].permute(0, 2, 3, 1).cpu().numpy(),
+        )
 
 
 def estimate_poses(
@@ -170,7 +160,7 @@ def estimate_poses(
         intrinsics: (N, 3, 3) camera matrix of each image as decoded, corner-based.
         config: `validation.batch` is the number of images in a step over all ranks. `train.precision = "auto"` is
             fp32 here on all devices. The ranges of `geometry` are not used.
-        keep_images: number of this rank's first views to return.
+        keep_images: number of the first views to return.
         rotation_deg: angle by which every view is rotated, see `GeometryConfig`; the poses are the source's.
         origin_px: coordinate of the first pixel's centre, in the pixels of source and view; 0.5 is corner-based.
 
@@ -180,33 +170,21 @@ def estimate_poses(
     count = len(index)
     # Rows of each rank in a step, including surplus rows of the last step.
     rows_of_rank = -(-min(config.validation.batch, count) // world.world_size)
-    side_px = config.geometry.side_px
 
-    def estimate_share() -> tuple[list[StepPoses], Tensor]:
-        steps, images = [], torch.empty(0, side_px, side_px, 3, dtype=torch.uint8)
+    def estimate_share() -> list[Poses]:
+        steps = []
         with canonical_loader(index, np.arange(count), rows_of_rank, config, world, rotation_deg) as loader:
-            for view, step in estimate_steps(network, loader, intrinsics, config, world, count, origin_px=origin_px):
-                steps.append(step)
-                if len(images) < keep_images:
-                    images = torch.cat([images, view.image.permute(0, 2, 3, 1).cpu()])[:keep_images]
+            for poses in estimate_steps(
+                network, loader, intrinsics, config, world, count, keep_images=keep_images, origin_px=origin_px
+            ):
+                steps.append(poses)
                 if progress is not None:
                     progress(min(len(steps) * rows_of_rank * world.world_size, count), count)
-        return steps, images
+        return steps
 
-    steps, images = on_all_ranks(world, estimate_share)
-    steps_of_all_ranks = [step for steps_of_rank in world.gather_objects(steps) for step in steps_of_rank]
-    positions, *columns = (torch.cat(parts) for parts in zip(*steps_of_all_ranks, strict=True))
-    samples, in_view_px, joints, affine = (column[positions.argsort()] for column in columns)
-    rows, in_source_px = samples.numpy(), from_view(in_view_px, affine).numpy()
-    return Poses(
-        samples=rows,
-        in_view_px=in_view_px.numpy(),
-        keypoints_px=with_wrist(in_source_px, joints.numpy(), intrinsics[rows], config.pose),
-        joints=joints.numpy(),
-        image_rows=torch.cat([step.positions for step in steps]).numpy()[: len(images)],
-        images=images.numpy(),
-        source_to_view_px=affine.numpy(),
-    )
+    steps_of_ranks = world.gather_objects(on_all_ranks(world, estimate_share))
+    in_order = [poses for of_step in zip(*steps_of_ranks, strict=True) for poses in of_step]
+    return Poses(*(np.concatenate(columns) for columns in zip(*in_order, strict=True)))
 
 
 def counted_from(source_to_view_px: Tensor, origin_px: float) -> Tensor:

@@ -22,18 +22,16 @@ from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.sources.label_files import LEAST_FOCAL_PX
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.pose.inference import (
-    Floats,
+    Poses,
     Progress,
-    StepPoses,
     canonical_loader,
     estimate_steps,
     from_view,
-    with_wrist,
 )
 from peclr_dali.train.pose.pictures import prediction_pictures
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, require_finite
 from peclr_dali.train.pose.predictions import Prediction, Predictions, earlier_drawings, write_predictions
-from peclr_dali.train.runs.pictures import Image, read_picture, save_sheet
+from peclr_dali.train.runs.pictures import read_picture, save_sheet
 
 Box = tuple[float, float, float, float]
 
@@ -94,18 +92,18 @@ def predict(
     results.hands_done = len(unreadable)
     margin = np.array([1, 1, loaded.box_margin])  # of a whole picture, the side stays 0
     hands = replace(hands, box_px=(hands.box_px * margin).astype(np.float32))
-    config = replace(loaded.config, pipelines=PipelinesConfig())
+    config, wanted = replace(loaded.config, pipelines=PipelinesConfig()), iter(rows.tolist())
     try:
         with canonical_loader(hands, rows, min(_BATCH, len(rows)), config, world) as loader:
-            for view, step in estimate_steps(loaded.network, loader, cameras, config, world, len(rows)):
-                predictions = _predictions(loaded, hands, cameras, step, scale_m or 1.0)
-                wanted = rows[step.positions.numpy()].tolist()
-                for place, (row, sample) in enumerate(zip(wanted, step.samples.tolist(), strict=True)):
+            for poses in estimate_steps(
+                loaded.network, loader, cameras, config, world, len(rows), keep_images=len(rows)
+            ):
+                predictions = _predictions(loaded, hands, cameras, poses, scale_m or 1.0)
+                for place, sample in enumerate(poses.samples.tolist()):
+                    row = next(wanted)
                     if sample == row:
                         if len(results.predictions) < drawings:
-                            image = view.image[place].permute(1, 2, 0).cpu().numpy()
-                            affine = step.source_to_view_px[place].numpy()
-                            _draw(out, results, predictions[place], image, affine, scale_m or 1.0)
+                            _draw(out, results, predictions[place], poses, place, scale_m or 1.0)
                         results.predictions.append(predictions[place])
                     elif hands.path(row) not in results.unreadable:  # its picture does not decode
                         results.unreadable.append(hands.path(row))
@@ -155,43 +153,37 @@ def picture_sizes_px(hands: Index) -> IntArray:
     return image_sizes_px(hands.read, first.tolist())[picture_of]
 
 
-def _predictions(run: PoseRun, hands: Index, cameras: FloatArray, step: StepPoses, scale_m: float) -> list[Prediction]:
-    """The n predictions of a step, without drawings, in pixels of their pictures."""
-    samples, side_px = step.samples.numpy(), float(run.config.geometry.side_px)
-    in_picture_px = from_view(step.in_view_px, step.source_to_view_px)
-    require_finite(run.path, in_picture_px)
-    keypoints_px = with_wrist(in_picture_px.numpy(), step.joints.numpy(), cameras[samples], run.config.pose)
-    corners_px = torch.tensor([[0.0, 0.0], [side_px, side_px]], dtype=torch.float64).expand(len(samples), 2, 2)
-    edges_px = np.sort(from_view(corners_px, step.source_to_view_px).numpy(), axis=1).reshape(-1, 4)
+def _predictions(run: PoseRun, hands: Index, cameras: FloatArray, poses: Poses, scale_m: float) -> list[Prediction]:
+    """The n predictions of a step, without drawings."""
+    require_finite(run.path, poses.keypoints_px)
+    side_px = float(run.config.geometry.side_px)
+    corners_px = torch.tensor([[0.0, 0.0], [side_px, side_px]], dtype=torch.float64).expand(len(poses.samples), 2, 2)
+    corners_px = from_view(corners_px, torch.from_numpy(poses.source_to_view_px))
+    edges_px = np.sort(corners_px.numpy(), axis=1).reshape(-1, 4)
     return [
         Prediction(
             image=hands.path(sample),
             drawing=None,
             box_px=edges_px[place],
             mirrored=bool(hands.mirrored[sample]),
-            keypoints_px=keypoints_px[place],
-            joints=scale_m * step.joints[place].numpy() if run.depth else None,
+            keypoints_px=poses.keypoints_px[place],
+            joints=scale_m * poses.joints[place] if run.depth else None,
             intrinsics=cameras[sample].astype(np.float64),
         )
-        for place, sample in enumerate(samples.tolist())
+        for place, sample in enumerate(poses.samples.tolist())
     ]
 
 
-def _draw(
-    out: Path, results: Predictions, prediction: Prediction, view: Image, source_to_view_px: Floats, scale_m: float
-) -> None:
-    """Draw the next prediction of the results, and give it the name of the drawing.
-
-    `view` is (S, S, 3), and `source_to_view_px` (2, 3) the map from the picture to it.
-    """
+def _draw(out: Path, results: Predictions, prediction: Prediction, poses: Poses, place: int, scale_m: float) -> None:
+    """Draw the next prediction of the results, at a place in the poses of a step, and name the drawing in it."""
     if not results.predictions:
         write_predictions(out, results)  # from it, a later call knows that the drawings are of this command
     picture = read_picture(prediction.image)
     if picture is not None:
         prediction.drawing = f"{len(results.predictions):04}_{prediction.image.stem[:60]}.jpg"
         pose = None if prediction.joints is None else prediction.joints / scale_m  # in reference bones
-        drawn = prediction_pictures(picture, prediction.box_px, view, source_to_view_px, prediction.keypoints_px, pose)
-        save_sheet(out / prediction.drawing, drawn, columns=3)
+        view = (poses.images[place], poses.source_to_view_px[place], prediction.keypoints_px)
+        save_sheet(out / prediction.drawing, prediction_pictures(picture, prediction.box_px, *view, pose), columns=3)
 
 
 def read_intrinsics(file: Path) -> FloatArray:
