@@ -22,8 +22,8 @@ from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
 from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate, grouped
-from peclr_dali.train.evaluation.two_pass_crop import boxes_in_views, estimate_in_two_passes
-from peclr_dali.train.pose.inference import Poses, counted_from, estimate_poses
+from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes
+from peclr_dali.train.pose.inference import Poses, estimate_poses
 from peclr_dali.train.pose.labels import Errors, PoseLabels
 from peclr_dali.train.pose.metrics import metric_of, pixel_errors, pose_tables
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
@@ -290,12 +290,17 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
             call(run, tmp_path / "out", *settings, submission=True, crop=crop, force=True)
 
 
-def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
-    """The second view shows the rectangle around the first prediction, in whole pixels, at 0.7 of its side."""
+@pytest.mark.parametrize("first_keypoint", ["wrist", "palm"])
+def test_two_passes_crop_as_the_authors_code_does(first_keypoint: Literal["wrist", "palm"], run: Path) -> None:
+    """The second view shows the rectangle around the first prediction, in whole pixels, at 0.7 of its side.
+
+    So it is in either way to count pixels: from the corner, and as for the authors' networks, which predict the palm.
+    """
     knowing, config, index = knowing_run(run)
     network = knowing.network
     assert isinstance(network, Knowing)
-    config = dataclasses.replace(config, validation=dataclasses.replace(config.validation, batch=len(index)))
+    pose, whole = dataclasses.replace(config.pose, first_keypoint=first_keypoint), len(index)
+    config = dataclasses.replace(config, pose=pose, validation=dataclasses.replace(config.validation, batch=whole))
     network.joints, network.error = network.joints.repeat(2, 1, 1), network.error.repeat(2, 1, 1)  # two passes
     poses = estimate_in_two_passes(knowing.network, index, index.targets["K"], config, World(), keep_images=2)
     side_px = config.geometry.side_px
@@ -333,18 +338,6 @@ def test_another_run_is_measured_with_views_as_in_its_training(run: Path) -> Non
     assert found.geometry.side_px == 48
     mixed = load_config(FinetuneConfig, [], [], base={**tables, "data": [second, data]})
     assert [source.box_margin for source in for_other_run(mixed, of_two).data] == [1.75, 2.5]
-
-
-@pytest.mark.parametrize("origin_px", [0.0, 0.5])
-def test_a_box_is_in_the_middle_of_its_view_however_pixels_are_counted(origin_px: float) -> None:
-    centre_px, side_px, mirror = np.array([[60.0, 50.0]] * 2), np.array([40.0] * 2), np.array([False, True])
-    boxes = boxes_in_views(centre_px, side_px, mirror, 64, origin_px)
-    maps = np.zeros((2, 2, 3))  # as the loader plans them, corner-based
-    maps[:, [0, 1], [0, 1]] = 64 / boxes[:, 2:] * np.where(mirror[:, None], [-1, 1], 1)
-    maps[:, :, 2] = 32 - maps[:, [0, 1], [0, 1]] * boxes[:, :2]
-    maps = counted_from(torch.from_numpy(maps), origin_px).numpy()
-    np.testing.assert_allclose(maps[:, [0, 1], [0, 1]] * centre_px + maps[:, :, 2], 32, atol=1e-4)
-    np.testing.assert_allclose(np.abs(maps[:, 0, 0]) * side_px, 0.7 * 64, rtol=1e-6)
 
 
 @pytest.mark.parametrize("first_keypoint", ["wrist", "palm"])

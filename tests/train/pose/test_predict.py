@@ -12,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-import torch.nn.functional as F
 from PIL import Image as Pillow
-from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.train.pose import predict as predict_file
@@ -131,46 +129,24 @@ def test_a_turned_photo_is_predicted_as_it_is_displayed(run: Path, tmp_path: Pat
     np.testing.assert_allclose(turned.keypoints_px, plain.keypoints_px, atol=2)
 
 
-def resnet18_with_linear_head(tensors: dict[str, Tensor], image: Tensor) -> Tensor:
-    """Views (N, 3, S, S) in [0, 1] -> keypoints (N, 21, 2) in pixels of the view, as He et al. 2015 describe it."""
-
-    def convolved(x: Tensor, conv: str, norm: str, stride: int) -> Tensor:
-        kernel = tensors[f"encoder.resnet.{conv}.weight"]
-        x = F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
-        weight, bias, mean, var = (
-            tensors[f"encoder.resnet.{norm}.{name}"] for name in ("weight", "bias", "running_mean", "running_var")
-        )
-        return F.batch_norm(x, mean, var, weight, bias, eps=1e-5)
-
-    mean, std = (torch.tensor(of, dtype=image.dtype).view(3, 1, 1) for of in (
-        (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    ))  # fmt: skip
-    x = F.max_pool2d(convolved((image - mean) / std, "conv1", "bn1", 2).relu(), 3, stride=2, padding=1)
-    for block in (f"layer{layer}.{number}" for layer in (1, 2, 3, 4) for number in (0, 1)):
-        shrinks = f"encoder.resnet.{block}.downsample.0.weight" in tensors
-        skipped = convolved(x, f"{block}.downsample.0", f"{block}.downsample.1", 2) if shrinks else x
-        x = convolved(x, f"{block}.conv1", f"{block}.bn1", 2 if shrinks else 1).relu()
-        x = (convolved(x, f"{block}.conv2", f"{block}.bn2", 1) + skipped).relu()
-    raw = F.linear(x.mean(dim=(2, 3)), tensors["head.weight"], tensors["head.bias"])
-    return (raw.reshape(-1, 21, 3)[..., :2] + 0.5) * image.shape[-1]
-
-
-def test_keypoints_are_those_of_the_tensors_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keypoints_are_those_of_the_network_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the precision of training was. The box makes a view of one block of 8 x 8 pixels per pixel."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # "auto" trains in bf16 on such a CPU
     source = untrained_run(tmp_path / "run", "geometry.side_px=64")
     pixels = drawn_hand(64, 64)
     cv2.imwrite(str(tmp_path / "hand.png"), np.kron(pixels, np.ones((8, 8, 1), np.uint8)))
-    side_px = 512 / load_pose_run(source).box_margin
-    edges = (256 - side_px / 2, 256 + side_px / 2)
-    box_px = (edges[0], edges[0], edges[1], edges[1])
-    (found,) = predict(source, [str(tmp_path / "hand.png")], tmp_path / "out", box_px=box_px).predictions
-
-    network = load_checkpoint(load_pose_run(source).path)["network"]
+    run = load_pose_run(source)
+    low, high = 256 - 256 / run.box_margin, 256 + 256 / run.box_margin
+    (found,) = predict(
+        source, [str(tmp_path / "hand.png")], tmp_path / "out", box_px=(low, low, high, high)
+    ).predictions
+    network = run.network.double()
+    network.normalize.double()
     image = torch.from_numpy(np.ascontiguousarray(pixels[..., ::-1].transpose(2, 0, 1)))[None]
-    tensors = {name: tensor.double() for name, tensor in network.items()}
-    expected_px = 8 * resnet18_with_linear_head(tensors, image.double() / 255)[0].numpy()
-    np.testing.assert_allclose(found.keypoints_px, expected_px, rtol=0, atol=1e-3)
+    with torch.inference_mode():
+        features = network.encoder(network.normalize(image))
+        expected = network.from_features(features, torch.eye(3, dtype=torch.float64)[None], side_px=64)
+    np.testing.assert_allclose(found.keypoints_px, 8 * expected.keypoints_px[0].numpy(), rtol=0, atol=1e-3)
 
 
 def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path) -> None:
