@@ -117,18 +117,15 @@ def estimate_steps(
     dtype, autocast_dtype = PRECISIONS["fp32" if precision == "auto" else precision]
     network = network.to(world.device, dtype).eval()
     for batch in loader:
-        count_here, kept = (int((batch.positions < end).sum()) for end in (count, min(keep_images, count)))
         view, samples = batch.to(world.device).views[0], batch.samples[:, 0].numpy()
         affine = counted_from(view.source_to_view_px, origin_px)
         of_view = view_intrinsics(to_device(intrinsics[samples], world.device).to(dtype), affine)  # not in 16 bits
         with inference(world.device, autocast_dtype):
             output = network(view.image, of_view)
-        in_view_px, joints, affine, samples = (
-            output.keypoints_px.double().cpu()[:count_here],
-            output.joints.double().cpu().numpy()[:count_here],
-            affine.double().cpu()[:count_here],
-            samples[:count_here],
-        )
+        here = slice(int((batch.positions < count).sum()))  # without the surplus rows
+        kept = slice(int((batch.positions < min(keep_images, count)).sum()))
+        samples, affine = samples[here], affine[here].double().cpu()
+        in_view_px, joints = output.keypoints_px[here].double().cpu(), output.joints[here].double().cpu().numpy()
         in_source_px = from_view(in_view_px, affine).numpy()
         yield Poses(
             samples=samples,
@@ -136,7 +133,7 @@ def estimate_steps(
             keypoints_px=with_wrist(in_source_px, joints, intrinsics[samples], config.pose),
             joints=joints,
             source_to_view_px=affine.numpy(),
-            images=view.image[:kept].permute(0, 2, 3, 1).cpu().numpy(),
+            images=view.image[kept].permute(0, 2, 3, 1).cpu().numpy(),
         )
 
 

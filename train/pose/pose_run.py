@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -115,4 +116,5 @@ def validate(
 def best_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
     """The row with the smallest PA-EPE, or the smallest 2D EPE if there is no PA-EPE. The first one wins ties."""
     name = "epe_px" if all(math.isnan(row["pa_epe_cm"]) for row in rows) else "pa_epe_cm"
-    return min(rows, key=lambda row: math.inf if math.isnan(row.get(name, math.nan)) else row[name])
+    measured = [row for row in rows if not math.isnan(row.get(name, math.nan))]
+    return min(measured, key=itemgetter(name)) if measured else rows[0]

@@ -62,7 +62,7 @@ def jpeg(picture: Image, caption: str = "") -> Picture:
     return Picture("jpeg", encoded.tobytes(), caption)
 
 
-def galleries(runs: Sequence[Run], found: Measured | None, predicted: Path | None) -> list[Section]:
+def galleries(runs: Sequence[Run], measured: Measured | None, predicted: Path | None) -> list[Section]:
     """All pictures but charts: of the first run of each kind, of the measured run, and of a folder of `predict`."""
     first_of = {run.kind: run for run in reversed(runs)}
     pretrained, tuned = first_of.get("pre-training"), first_of.get("fine-tuning")
@@ -78,9 +78,9 @@ def galleries(runs: Sequence[Run], found: Measured | None, predicted: Path | Non
     if tuned is not None:
         text = f"Not selected, from the validation of “{tuned.name}”: {parts}."
         sections += _sheet("Held-out images", text, tuned.folder.predictions_picture, POSE_PX, 3 * POSE_PX)
-    if found is not None:
-        text = f"The samples on which “{found.runs[0].name}” has the largest errors after alignment: {parts}."
-        file = found.runs[0].folder.root / "evaluation" / "worst.png"
+    if measured is not None:
+        text = f"The samples on which “{measured.runs[0].name}” has the largest errors after alignment: {parts}."
+        file = measured.runs[0].folder.root / "evaluation" / "worst.png"
         sections += _sheet("Largest errors", text, file, POSE_PX + CAPTION_PX, 3 * POSE_PX)
     if pretrained is not None:
         sections.append(neighbours(pretrained))
@@ -161,8 +161,10 @@ def _neighbours(encoders: Sequence[Encoder], index: Index, run: Run) -> list[Pic
     pictures = []
     for query in range(min(QUERIES, len(places))):
         others = np.flatnonzero(group != group[query])
-        nearest = [others[np.argsort(-of[others] @ of[query], kind="stable")[:COUNT]] for of in directions]
-        lines = [np.hstack([shown(place, SIDE_PX) for place in of_encoder]) for of_encoder in nearest]
+        nearest = [
+            others[np.argsort(-vectors[others] @ vectors[query], kind="stable")[:COUNT]] for vectors in directions
+        ]
+        lines = [np.hstack([shown(place, SIDE_PX) for place in places_of_encoder]) for places_of_encoder in nearest]
         picture = np.hstack([shown(query, 2 * SIDE_PX + GAP_PX), np.vstack(lines)])
         pictures.append(jpeg(picture[:-GAP_PX, :-GAP_PX], "Above: before. Below: after."))
     return pictures

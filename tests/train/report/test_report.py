@@ -28,10 +28,11 @@ from peclr_dali.train.evaluation.evaluate import evaluate
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.metrics import METRICS
 from peclr_dali.train.pose.predict import predict
+from peclr_dali.train.pose.predictions import FILE
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.report.charts import charts
 from peclr_dali.train.report.contents import Measured, as_text, in_words, of_pretraining, read_runs, table
-from peclr_dali.train.report.galleries import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours
+from peclr_dali.train.report.galleries import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours, predictions
 from peclr_dali.train.report.write import write_report
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
 from peclr_dali.train.runs.pictures import read_sheet, save_sheet
@@ -182,6 +183,11 @@ def test_predictions_alone_make_a_page(folder: Path, tmp_path: Path) -> None:
     write_report([], tmp_path / "page.html", predictions=folder / "predicted")
     page = Page((tmp_path / "page.html").read_text())
     assert (page.words["h1"], page.words["h2"]) == ([f"Predictions in {folder / 'predicted'}"], ["Predictions"])
+    stopped = shutil.copytree(folder / "predicted", tmp_path / "stopped")
+    results = json.loads((stopped / FILE).read_text())
+    assert not any("Stopped early" in words for words in page.words["p"])
+    (stopped / FILE).write_text(json.dumps(results | {"complete": False, "hands": 7}))
+    assert predictions(stopped).text.endswith("Stopped early: predict had done 3 of 7 hands.")
     for given, message in ((None, "nothing to show"), (folder / "tuned", "holds no predictions")):
         with pytest.raises(UserError, match=message):
             write_report([], tmp_path / "page.html", predictions=given)
