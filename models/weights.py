@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import pickle
 import re
 from collections import OrderedDict
@@ -14,20 +13,13 @@ from typing import Any, Final
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from peclr_dali.errors import UserError, in_one_line
-from peclr_dali.skeleton import HAND, hand_rows
+from peclr_dali.errors import UserError
 
 State = dict[str, Tensor]
 
-PUBLISHED_SIDE_PX: Final = 224
-"""Side of the views of the authors' pose networks; their 2D keypoints are in pixels of such a view."""
 OURS: Final = ("encoder.resnet.", "encoder.network.")
 """What the names of an encoder's tensors begin with in a checkpoint of this project."""
-
-VITPOSE_PICTURE_PX: Final = (256, 192)
-"""Height and width of the pictures that ViTPose's ViT sees, in HaMeR and WiLoR too."""
 
 _CHILDREN: Final = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
 """torchvision's names of the modules 0, 1, ... of `nn.Sequential(*resnet.children())`."""
@@ -124,63 +116,6 @@ def with_named_children(state: Mapping[str, Tensor]) -> State:
     return dict(state)
 
 
-def resnet_name(state: Mapping[str, Tensor]) -> str | None:
-    """Name of the ResNet whose tensors are in a file, in torchvision's names behind any prefix; None if it is none."""
-    blocks = {match[0] for match in (re.search(r"\blayer\d\.\d+\.", key) for key in state) if match}
-    is_deep = any(key.endswith("layer1.0.conv3.weight") for key in state)
-    names = {16: "resnet50", 33: "resnet101", 50: "resnet152"} if is_deep else {8: "resnet18", 16: "resnet34"}
-    return names.get(len(blocks))
-
-
-def pose_from_published(state: Mapping[str, Tensor]) -> State:
-    """Convert a pose network of the authors to our names, order and units, with the palm as keypoint 0.
-
-    Their last layer gives x and y in pixels of a 224-pixel view. Ours gives them in units of the side, from the centre.
-    Theirs has a 64th output, which nothing reads. A missing tensor is a KeyError, another shape a RuntimeError.
-    """
-    ours = {
-        key.replace("backend_model.", "encoder.resnet.").replace("zroot_ref.", "refinement.", 1): tensor
-        for key, tensor in state.items()
-        if not key.startswith("backend_model.fc.")
-    }
-    count, rows = len(HAND), hand_rows("peclr", "freihand")
-    unit_px, center = torch.tensor([[PUBLISHED_SIDE_PX, PUBLISHED_SIDE_PX, 1], [0.5, 0.5, 0]], dtype=torch.float64)
-    weight, bias = (state[f"backend_model.fc.{name}"][:-1].double() for name in ("weight", "bias"))
-    ours["head.weight"] = (weight.reshape(count, 3, -1)[rows] / unit_px[:, None]).flatten(0, 1).float()
-    ours["head.bias"] = (bias.reshape(count, 3)[rows] / unit_px - center).flatten().float()
-    # The refinement reads the depths, x and y of each keypoint, and the root's depth.
-    columns = [*rows, *(count + 2 * row + axis for row in rows for axis in (0, 1)), 3 * count]
-    first = "refinement.zroot_ref.0.weight"
-    return {**ours, first: ours[first][:, columns]}
-
-
-def vitpose_from_timm(state: Mapping[str, Tensor]) -> State:
-    """Give a ViT of timm the names and positions of ViTPose's, as HaMeR and WiLoR load it (their backbones/vit.py).
-
-    Positions, of a square of patches (1, [1 +] S * S, C), are resampled for 256 x 192 pixels as timm does it: (1, 193,
-    C). ViTPose's ViT has no class token, and adds position 0 to all others: it is zero. Its patches begin 2 pixels
-    further left and further up.
-
-    Raises:
-        UserError: the network has other layers than that ViT, patches of another size, or no learnt positions.
-    """
-    named = {re.sub(r"^norm\.", "last_norm.", key): tensor for key, tensor in state.items() if key != "cls_token"}
-    blocks = {key.split(".")[1] for key in named if key.startswith("blocks.")}
-    parts = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
-    layers = ["patch_embed.proj", "last_norm", *(f"blocks.{block}.{part}" for block in blocks for part in parts)]
-    differing = named.keys() ^ {"pos_embed", *(f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias"))}
-    if differing or named["patch_embed.proj.weight"].shape[-1] != 16:
-        raise UserError(
-            f"--keys vitpose: ViTPose's ViT differs in {min(differing, default='its patches')}; expected a plain ViT "
-            "of timm with patches of 16 pixels and absolute positions, such as timm/vit_small_patch16_224"
-        )
-    positions = named["pos_embed"].float()
-    side = math.isqrt(positions.shape[1])
-    square = positions[:, -side * side :].mT.reshape(1, -1, side, side)
-    resampled = F.interpolate(square, [px // 16 for px in VITPOSE_PICTURE_PX], mode="bicubic", antialias=True)
-    return {**named, "pos_embed": F.pad(resampled.flatten(2).mT, (0, 0, 1, 0))}
-
-
 def require_finite(state: Mapping[str, Tensor], origin: str) -> None:
     """Raise a `UserError` with the `origin` (a file) unless tensors are real and finite in float32.
 
@@ -188,25 +123,40 @@ def require_finite(state: Mapping[str, Tensor], origin: str) -> None:
     """
     for name, tensor in state.items():
         is_dense = tensor.layout is torch.strided and not tensor.is_meta
-        has_numbers = is_dense and not tensor.is_complex() and not tensor.is_quantized
-        if not (has_numbers and bool(tensor.float().isfinite().all())):
-            found = "NaN or infinity" if has_numbers else "no plain numbers (sparse, complex, quantized or on meta)"
-            raise UserError(f"{origin}: {name} holds {found}; expected finite weights. Name another file")
-        if name.endswith("running_var") and bool((tensor.float() < 0).any()):  # their root would be NaN in evaluation
-            raise UserError(f"{origin}: {name} is negative somewhere; expected variances. Name another file")
+        found = ""
+        if not is_dense or tensor.is_complex() or tensor.is_quantized:
+            found = "holds no plain numbers (sparse, complex, quantized or on meta); expected finite weights"
+        elif not bool(tensor.float().isfinite().all()):
+            found = "holds NaN or infinity; expected finite weights"
+        elif name.endswith("running_var") and bool((tensor.float() < 0).any()):  # their root would be NaN in evaluation
+            found = "is negative somewhere; expected variances"
+        if found:
+            raise UserError(f"{origin}: {name} {found}. Name another file")
+
+
+_FAULTS_NAMED: Final = 3
 
 
 def load_strictly(network: nn.Module, state: Mapping[str, Tensor], *, origin: str, model: str) -> None:
     """Load tensors by name: all that the network has, and no others.
 
+    Batch norm's counters may be missing, as in files from before 2018; they are 0 then.
+
     Raises:
-        UserError: a name, a shape or the kind of numbers differs; it says that `origin` does not fit `model`.
+        UserError: a name, a shape or the kind of numbers differs; it says that `origin` does not fit `model`, and names
+            the first few differences.
     """
-    for name, own in network.state_dict().items():
-        if name in state and own.is_floating_point() and not state[name].is_floating_point():
-            found = f"{name} has numbers of {state[name].dtype}, and not of {own.dtype}"
-            raise UserError(f"{origin} does not fit {model}: {found}. Name another file")
-    try:
-        network.load_state_dict(state)  # adds the batch counters that files from before 2018 lack
-    except RuntimeError as error:
-        raise UserError(f"{origin} does not fit {model}: {in_one_line(error, 300)}. Name another file") from error
+    own, faults = network.state_dict(), []
+    for name, tensor in own.items():
+        if name not in state:
+            faults += [] if name.endswith("num_batches_tracked") else [f"{name} is missing"]
+        elif state[name].shape != tensor.shape:
+            faults.append(f"{name} has the shape {tuple(state[name].shape)}, and not {tuple(tensor.shape)}")
+        elif tensor.is_floating_point() and not state[name].is_floating_point():
+            faults.append(f"{name} has numbers of {state[name].dtype}, and not of {tensor.dtype}")
+    faults += [f"{name} is not known" for name in state if name not in own]
+    if faults:
+        more = f", and {len(faults) - _FAULTS_NAMED} more" if len(faults) > _FAULTS_NAMED else ""
+        differences = ", ".join(faults[:_FAULTS_NAMED])
+        raise UserError(f"{origin} does not fit {model}: {differences}{more}. Name another file")
+    network.load_state_dict(state)

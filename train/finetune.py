@@ -26,9 +26,9 @@ from peclr_dali.train.pose.pictures import save_curves, save_predictions
 from peclr_dali.train.pose.pose_run import best_of, load_validation, validate
 from peclr_dali.train.pose.pose_step import PoseStep, PoseStepResult
 from peclr_dali.train.runs.folder import Resume, RunFolder
+from peclr_dali.train.starting_weights import start_pose_network
 from peclr_dali.train.steps.training_state import compiled
 from peclr_dali.train.trainer import Task, Trainer
-from peclr_dali.train.weights import start_pose_network
 
 log = logging.getLogger(__name__)
 

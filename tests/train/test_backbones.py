@@ -17,10 +17,10 @@ from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.models.encoders import build_encoder, make_encoder
 from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
-from peclr_dali.models.weights import vitpose_from_timm
 from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.export.vitpose import vitpose_from_timm
 from peclr_dali.train.pretrain import pretrain
 from tests.command_line import run_cli
 from tests.train import tiny_run
@@ -123,14 +123,19 @@ def test_hamers_backbone_computes_what_the_exported_vit_does(run: Path, tmp_path
 
 
 def test_other_networks_are_no_vitpose() -> None:
-    vit = make_encoder("timm/test_vit", 32).library_state_dict()
+    vit: Any = make_encoder("timm/test_vit", 32)
+    state = vit.library_state_dict()
     for changed, found in (
-        ({**vit, "blocks.0.ls1.gamma": torch.ones(64)}, "blocks.0.ls1.gamma"),
-        ({**vit, "patch_embed.proj.weight": torch.ones(64, 3, 8, 8)}, "its patches"),
+        ({**state, "blocks.0.ls1.gamma": torch.ones(64)}, "blocks.0.ls1.gamma"),
+        ({**state, "patch_embed.proj.weight": torch.ones(64, 3, 8, 8)}, "its patches"),
         (make_encoder("resnet18").library_state_dict(), "bn1"),
     ):
         with pytest.raises(UserError, match=rf"ViTPose's ViT differs in {found}"):
-            vitpose_from_timm(changed)
+            vitpose_from_timm(vit.network, changed)
+    vitpose_from_timm(vit.network, state)
+    vit.network.blocks[1].mlp.act = nn.GELU(approximate="tanh")
+    with pytest.raises(UserError, match=r"ViTPose's ViT differs in its activation; expected .* exact GELU"):
+        vitpose_from_timm(vit.network, state)
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_convnext", "vit_tiny_patch16_dinov3_qkvb"])

@@ -14,8 +14,8 @@ from peclr_dali.models.encoders import build_encoder, make_encoder
 from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
 from peclr_dali.skeleton import FINGERS, HAND
+from peclr_dali.train.convert import convert
 from peclr_dali.train.runs.checkpoint import load_checkpoint
-from peclr_dali.train.weights import convert
 
 State = dict[str, Tensor]
 

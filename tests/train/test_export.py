@@ -16,12 +16,14 @@ import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import EncoderConfig
-from peclr_dali.train import weights
 from peclr_dali.train.config.load import to_dict
+from peclr_dali.train.export import onnx
+from peclr_dali.train.export.onnx import OPSET, OUTPUTS, export_onnx
+from peclr_dali.train.export.weights import export_encoder, export_network
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pose.predict import predict
 from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
-from peclr_dali.train.weights import OPSET, OUTPUTS, export_encoder, export_network, export_onnx, start_pose_network
+from peclr_dali.train.starting_weights import start_pose_network
 from tests.command_line import run_cli
 from tests.pipelines.harness import smooth_image
 from tests.train.tiny_hands import untrained_run
@@ -118,7 +120,7 @@ def sensitive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = {name: tensor * (100 if name == "head.weight" else 1) for name, tensor in run.network.state_dict().items()}
     Checkpoints(folder / "best", keep=1).save(3, {"config": to_dict(run.config), "network": state})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "PARITY", (1, 1))  # its keypoints are thousands of pixels
+        patch.setattr(onnx, "PARITY", (1, 1))  # its keypoints are thousands of pixels
         export_onnx(folder, folder / "pose.onnx")
     return folder
 

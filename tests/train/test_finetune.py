@@ -23,13 +23,14 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import evaluation_constants
+from peclr_dali.train.export.weights import export_network
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.pose_run import load_pose_run, validate
 from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.weights import export_network, start_pose_network
+from peclr_dali.train.starting_weights import start_pose_network
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import full_resnet18
 from tests.train.tiny_hands import config_of

@@ -15,11 +15,11 @@ from peclr_dali.models.network import Normalize
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.export.weights import export_encoder
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pose.predict import predict
 from peclr_dali.train.pretrain import pretrain
-from peclr_dali.train.weights import export_encoder
 from tests.train import tiny_hands
 
 STEPS = 6

@@ -57,9 +57,9 @@ def evaluate(
 
     RUN is a folder or a checkpoint. It measures on the images that the run held out, or on all images of a part that is
     not split (data.part=evaluation). The results are metrics.json, poses.csv with a row per pose, pck.png and
-    worst.png. Intervals are over groups of images: of the bootstrap, of fewer than 20 groups Student's t, and of fewer
-    than 3 there is none. They do not include the variation between training runs. Frames of a film are alike, so give
-    --groups.
+    worst.png. Intervals are over groups of images: of the bootstrap, of fewer than 30 groups Student's t. Of fewer than
+    3 groups, or if one of them is most of the images, there is none. They do not include the variation between training
+    runs. Frames of a film are alike, so give --groups.
     """
     from rich.console import Console
 
@@ -126,8 +126,9 @@ def predict(
     whole picture; tools/find_boxes.py finds the boxes of hands. Pictures that cannot be read are left out and listed at
     the end. The exit code is 2 only if no picture can be read.
     """
-    from peclr_dali.train.pose.predict import EXPECTED, FILE
+    from peclr_dali.train.pose.predict import EXPECTED
     from peclr_dali.train.pose.predict import predict as run_prediction
+    from peclr_dali.train.pose.predictions import FILE
     from peclr_dali.train.runs.log import progress_bar
 
     boxes = Path(box) if box is not None and box.lower().endswith((".csv", ".json")) else None
@@ -203,7 +204,7 @@ def convert(source: Path, out: Path, force: bool) -> None:
     evaluate, predict and export take it as a run. Names and shapes are checked. No code in the file is run. Encoders
     of the authors need no conversion: finetune --from reads them.
     """
-    from peclr_dali.train.weights import convert as run
+    from peclr_dali.train.convert import convert as run
 
     require_new(out, force=force)
     say(run(source, out))
@@ -238,7 +239,8 @@ def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None,
     compares onnxruntime's results with torch's. Beside each file a .json says how it was trained. The checkpoint is the
     newest in a pre-training run's folder, the best on validation (best/) in a fine-tuning run's.
     """
-    from peclr_dali.train.weights import card_beside, export_encoder, export_network, export_onnx
+    from peclr_dali.train.export.onnx import export_onnx
+    from peclr_dali.train.export.weights import card_beside, export_encoder, export_network
 
     files = [file for file in (out, onnx, pose) if file is not None]
     if not files or (out is None and any(options.values())):

@@ -41,20 +41,27 @@ from peclr_dali.train.pose.pose_run import PoseRun
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A network's errors on the samples of an index, with the configuration of that index."""
+    """A network's errors on the samples of an index, with the configuration of that index.
+
+    Attributes:
+        proper_rotation: whether poses were aligned by rotations only.
+    """
 
     run: PoseRun
     config: FinetuneConfig
     index: Index
     labels: PoseLabels
     errors: Errors
+    proper_rotation: bool = False
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
         """The metrics with their intervals over the groups of the index, cut to what a metric can be."""
-        found = confidence_intervals(self.errors.tables, groups=self.index.group)
-        most = {name: np.inf if METRICS[name].unit else 1.0 for name in found}
-        return {name: Interval(one.value, max(one.low, 0.0), min(one.high, most[name])) for name, one in found.items()}
+        intervals = confidence_intervals(self.errors.tables, groups=self.index.group)
+        for name, (value, low, high) in intervals.items():
+            most = np.inf if METRICS[name].unit else 1.0
+            intervals[name] = Interval(value, max(low, 0.0), min(high, most))
+        return intervals
 
     def minus(self, other: Evaluation) -> dict[str, Interval]:
         """Difference of the metrics on the samples measured for both, with intervals."""
@@ -82,11 +89,13 @@ def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[s
         source |= {"label_fraction": 1.0, "split": "val" if source["split"] == "train" else source["split"]}
     config = load_config(FinetuneConfig, files, overrides, base=tables)
     for name in ("encoder.name", "pose", "geometry.side_px"):
-        now, was = (attrgetter(name)(each) for each in (config, run.config))
-        if now != was:
+        value_of = attrgetter(name)
+        if value_of(config) != value_of(run.config):
             raise UserError(f"{name} belongs to the network of {run.path} and cannot be changed: leave it out")
-    whole = [one.part == "evaluation" or one.source == "dexter_object" for one in config.data]
-    data = (replace(one, split="all") if all_ else one for one, all_ in zip(config.data, whole, strict=True))
+    data = [
+        replace(source, split="all") if source.part == "evaluation" or source.source == "dexter_object" else source
+        for source in config.data
+    ]
     return replace(config, data=tuple(data))
 
 
@@ -114,7 +123,7 @@ def measure(
         view_px_per_px = np.sqrt(np.abs(np.linalg.det(poses.source_to_view_px[:, :, :2])))
         true_px, side_px = labels.keypoints_px.astype(np.float64), config.geometry.side_px
         errors.tables.update(relative_pixel_errors(errors.tables["epe_px"], true_px, view_px_per_px, side_px))
-    return Evaluation(run, config, index, labels, errors)
+    return Evaluation(run, config, index, labels, errors, proper_rotation)
 
 
 def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
@@ -122,8 +131,10 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
 
     A source that the network was trained on has its own margin there; others have that of the first.
     """
-    margins = {_place(one)[:2]: one.box_margin for one in run.config.data}
-    sources = tuple(replace(one, box_margin=margins.get(_place(one)[:2], run.box_margin)) for one in config.data)
+    margins = {_place(source)[:2]: source.box_margin for source in run.config.data}
+    sources = tuple(
+        replace(source, box_margin=margins.get(_place(source)[:2], run.box_margin)) for source in config.data
+    )
     network = run.config
     return replace(config, data=sources, geometry=network.geometry, pose=network.pose, encoder=network.encoder)
 
@@ -150,16 +161,16 @@ _ALIGNMENTS: Final = 5
 
 def evaluation_constants(index: Index, labels: PoseLabels) -> dict[str, dict[str, float]]:
     """The metrics of each of `CONSTANTS` that the labels allow, by name."""
-    found = {}
+    constants = {}
     known_px = np.isfinite(labels.keypoints_px).all(axis=2)
     placed_px = mean_keypoints_px(labels, index.box_px)
     known_px &= np.isfinite(placed_px).all(axis=2)
     if known_px.any():
         error_px = pixel_errors(placed_px, labels.keypoints_px, valid=known_px)
-        found["mean_keypoints"] = {"epe_px": metric_of(error_px)}
+        constants["mean_keypoints"] = {"epe_px": metric_of(error_px)}
     if labels.in_metres:
-        found |= constant_pose_errors(labels.joints.astype(np.float64))
-    return found
+        constants |= constant_pose_errors(labels.joints.astype(np.float64))
+    return constants
 
 
 def mean_keypoints_px(labels: PoseLabels, box_px: npt.NDArray[np.float32]) -> Floats:

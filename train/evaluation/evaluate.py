@@ -7,7 +7,6 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,6 +19,7 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.boxes import column_of
 from peclr_dali.pipelines.sources.label_files import plain_name
+from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation import report
 from peclr_dali.train.evaluation.errors import (
@@ -30,10 +30,11 @@ from peclr_dali.train.evaluation.errors import (
     measure,
     trained_on,
 )
-from peclr_dali.train.evaluation.two_pass_crop import SUBMISSION, estimate_in_two_passes, save_submission
-from peclr_dali.train.pose.inference import Progress, estimate_poses
+from peclr_dali.train.evaluation.submission import SUBMISSION, save_submission
+from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes
+from peclr_dali.train.pose.inference import Poses, Progress, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.metrics import LEAST_GROUPS
+from peclr_dali.train.pose.metrics import why_no_interval
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS
 from peclr_dali.writing import require_own_results, write_text
@@ -43,7 +44,6 @@ log = logging.getLogger(__name__)
 RESULTS = ("metrics.json", "poses.csv", "pck.png", "worst.png")
 """The files that `evaluate` writes."""
 Crop = Literal["boxes", "two-pass"]
-_ESTIMATES = {"boxes": estimate_poses, "two-pass": estimate_in_two_passes}
 
 
 class Evaluated(NamedTuple):
@@ -89,9 +89,11 @@ def evaluate(
     refuse_among_images(folder, config.data)
     require_own_results(folder, [*RESULTS, *(SUBMISSION if submission else [])], force=force)
     if submission:  # of every image, whatever the run left out
-        every = partial(dataclasses.replace, part="evaluation", split="all", label_fraction=1.0, bad_list=None)
-        config = dataclasses.replace(config, data=tuple(map(every, config.data)))
-    world = single_process(config.train.device)
+        data = [
+            dataclasses.replace(source, part="evaluation", split="all", label_fraction=1.0, bad_list=None)
+            for source in config.data
+        ]
+        config = dataclasses.replace(config, data=tuple(data))
     index = load_index(config.data)
     index = index if groups is None else grouped(index, groups, config.data)
     labels = PoseLabels.of(index)
@@ -101,52 +103,69 @@ def evaluate(
             "its poses with 'predict'"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    estimate = partial(_ESTIMATES[crop], world=world)
-    poses = estimate(run.network, index, labels.intrinsics, config, progress=progress)
-    written = list(save_submission(folder, poses, labels)) if submission else []
+    poses = _estimate(run, config, index, labels, crop, progress=progress)
+    written = save_submission(folder, poses, labels) if submission else []
     if not labels.labelled:
         log.warning("the images have no labels, so nothing is measured")
         return Evaluated([], written)
 
-    if (count := len(np.unique(index.groups))) < LEAST_GROUPS:
-        log.warning("no intervals: the images are %d groups, expected at least %d", count, LEAST_GROUPS)
-    for one in runs:
-        if trained_on(one, config):
-            log.warning("%s was trained on some or all of these images", one.path)
-    results = partial(
-        report.results, constants=evaluation_constants(index, labels), proper_rotation=proper_rotation, crop=crop
-    )
+    if reason := why_no_interval(index.groups):
+        log.warning("no intervals: %s", reason)
+    for measured in runs:
+        if trained_on(measured, config):
+            log.warning("%s was trained on some or all of these images", measured.path)
+    constants = evaluation_constants(index, labels)
     evaluation = measure(run, config, index, labels, poses, proper_rotation=proper_rotation)
     rows = evaluation.worst(worst)
     content = {
-        **results(evaluation),
+        **report.results(evaluation, constants, crop),
         "groups": groups or "of the data",
         "worst": report.of_poses(evaluation, rows.tolist()),
     }
-    tables = [report.table_of(_title(evaluation), evaluation.intervals, constants=content["constants"])]
-    shown = {_name(run): content}
+    tables = [report.table_of(_title(evaluation), evaluation.intervals, constants=constants)]
+    curves_of = {_name(run): content}
     for other in runs[1:]:
-        same_images = for_other_run(config, other)
-        other_index = load_index(same_images.data)
-        poses = estimate(other.network, other_index, labels.intrinsics, same_images, progress=progress)
-        compared = measure(other, same_images, other_index, labels, poses, proper_rotation=proper_rotation)
-        difference, theirs = evaluation.minus(compared), results(compared)
+        other_config = for_other_run(config, other)
+        other_index = load_index(other_config.data)
+        other_poses = _estimate(other, other_config, other_index, labels, crop, progress=progress)
+        compared = measure(other, other_config, other_index, labels, other_poses, proper_rotation=proper_rotation)
+        difference, other_results = evaluation.minus(compared), report.results(compared, constants, crop)
         content["comparison"] = {
-            "minus": str(other.path), "difference": report.intervals_for_json(difference), "other": theirs
+            "minus": str(other.path), "difference": report.intervals_for_json(difference), "other": other_results
         }  # fmt: skip
         tables.append(report.table_of(f"minus {other.path}, on the same images", difference, signed=True))
         name = _name(other)
-        shown[name if name not in shown else f"{name}, the other"] = theirs
+        curves_of[name if name not in curves_of else f"{name}, the other"] = other_results
 
     # In the order of their errors: not as joined sources, whose rows ascend.
-    few = dataclasses.replace(index, sources=()).select(rows)
-    closer = estimate(run.network, few, labels.intrinsics[rows], config, keep_images=len(rows))
-    metrics, table, curves, pictures = results_files = [folder / name for name in RESULTS]
+    worst_images = dataclasses.replace(index, sources=()).select(rows)
+    worst_poses = _estimate(run, config, worst_images, labels[rows], crop, keep_images=len(rows))
+    files_of_results = [folder / name for name in RESULTS]
+    metrics, table, curves, pictures = files_of_results
     write_text(metrics, json.dumps(content, indent=2) + "\n")
     report.save_poses(table, evaluation)
-    report.save_pck(curves, shown)
-    report.save_worst(pictures, evaluation, rows, closer)
-    return Evaluated(tables, written + results_files)
+    report.save_pck(curves, curves_of)
+    report.save_worst(pictures, evaluation, rows, worst_poses)
+    return Evaluated(tables, written + files_of_results)
+
+
+def _estimate(
+    run: PoseRun,
+    config: FinetuneConfig,
+    index: Index,
+    labels: PoseLabels,
+    crop: Crop,
+    *,
+    keep_images: int = 0,
+    progress: Progress | None = None,
+) -> Poses:
+    """The poses of all images of an index, by the boxes of the index or without them."""
+    world, cameras = single_process(config.train.device), labels.intrinsics
+    if crop == "two-pass":
+        return estimate_in_two_passes(
+            run.network, index, cameras, config, world, keep_images=keep_images, progress=progress
+        )
+    return estimate_poses(run.network, index, cameras, config, world, keep_images=keep_images, progress=progress)
 
 
 def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index:
@@ -158,10 +177,8 @@ def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index
         data: the index's source, for the boxes file; of several sources none is read.
 
     Raises:
-        UserError: it is neither, or the expression is not found in a name.
+        UserError: it is neither, or the column or the expression has no text for an image.
     """
-    if not groups:
-        raise UserError("--groups '': expected a number of images, a column of the boxes file or an expression")
     file = box_file(data[0]) if len(data) == 1 else None
     column = None if file is None else column_of(file, groups)
     try:
@@ -170,12 +187,13 @@ def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index
         elif column is not None:
             keys = [column.get(plain_name(name), "") for name in index.paths]
         else:
-            found = map(re.compile(groups).search, index.paths)
-            keys = ["" if match is None else str(match.groups() or [match[0]]) for match in found]
+            matches = [re.search(groups, name) for name in index.paths]
+            keys = ["" if match is None else str(match.groups() or [match[0]]) for match in matches]
+        if "" in keys or not groups:
+            raise ValueError(f"no such column, or no such text for {index.paths[keys.index('') if groups else 0]}")
     except (re.error, ValueError, ZeroDivisionError) as error:
-        raise UserError(f"--groups {groups}: {error}; expected a number of images or a regular expression") from error
-    if "" in keys:
-        raise UserError(f"--groups {groups}: no such column, or no such text for {index.paths[keys.index('')]}")
+        expected = "expected a number of images, a column of the boxes file or a regular expression"
+        raise UserError(f"--groups {groups!r}: {error}; {expected}") from error
     return dataclasses.replace(index, group=np.unique(keys, return_inverse=True)[1])
 
 

@@ -23,6 +23,7 @@ from peclr_dali.train.evaluation.errors import Evaluation
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.metrics import (
     METRICS,
+    NO_INTERVAL,
     THRESHOLDS_M,
     THRESHOLDS_PX,
     Floats,
@@ -62,9 +63,7 @@ PCK: Final = {
 """The curves by their names in the results."""
 
 
-def results(
-    evaluation: Evaluation, *, constants: Mapping[str, Mapping[str, float]], proper_rotation: bool, crop: str
-) -> dict[str, Any]:
+def results(evaluation: Evaluation, constants: Mapping[str, Mapping[str, float]], crop: str) -> dict[str, Any]:
     """All results, for JSON."""
     tables = evaluation.errors.tables
     return {
@@ -73,7 +72,7 @@ def results(
         "data": f"{evaluation.index.name}: {evaluation.index.root}",
         "sources": [dataclasses.asdict(source) for source in evaluation.config.data],
         "crop": crop,
-        "alignment": "proper rotations" if proper_rotation else "reflections allowed, as FreiHAND's script",
+        "alignment": "proper rotations" if evaluation.proper_rotation else "reflections allowed, as FreiHAND's script",
         "images": len(evaluation.index),
         "left_out": evaluation.errors.left_out,
         "poses": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},
@@ -123,7 +122,7 @@ def table_of(
     sign = "+" if signed else ""
     for name, interval in intervals.items():
         low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
-        limits = "none: too few groups" if np.isnan(interval.low) else f"{low} to {high}"
+        limits = NO_INTERVAL if np.isnan(interval.low) else f"{low} to {high}"
         beside = [", ".join(constants_in_words(constants, name))] if constants else []
         table.add_row(METRICS[name].title_and_unit, f"{interval.value:{sign}.3f}", limits, *beside)
     return table

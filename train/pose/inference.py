@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,26 +30,25 @@ Progress = Callable[[int, int], None]
 """Called with the number of images done and the number of all images."""
 
 
-@dataclass(frozen=True)
-class Poses:
+class Poses(NamedTuple):
     """A network's predictions for N images.
 
     Attributes:
         samples: (N,) rows of the index that were used; a bad file is replaced by a substitute.
+        in_view_px: (N, K, 2) in pixels of the view, as the network gives them.
         keypoints_px: (N, K, 2) in pixels of the source as decoded, corner-based. Keypoint 0 is the wrist, for
             a network that predicts the palm in its place too.
         joints: (N, K, 3) in the source camera's frame, in units of the reference bone's length.
-        image_rows: (M,) the rows, among the N predictions, of the views in `images`.
-        images: (M, S, S, 3) uint8, views that this rank kept for pictures.
         source_to_view_px: (N, 2, 3), from the source's pixels to the view's.
+        images: (M, S, S, 3) uint8, the views of the first M images, kept for pictures.
     """
 
     samples: npt.NDArray[np.int64]
+    in_view_px: Floats
     keypoints_px: Floats
     joints: Floats
-    image_rows: npt.NDArray[np.int64]
-    images: npt.NDArray[np.uint8]
     source_to_view_px: Floats
+    images: npt.NDArray[np.uint8]
 
 
 @contextmanager
@@ -74,21 +73,21 @@ def canonical_view(geometry: GeometryConfig, rotation_deg: float = 0.0) -> Augme
 def canonical_loader(
     index: Index,
     rows: npt.NDArray[np.int64],
-    each: int,
+    rows_of_rank: int,
     config: Config | FinetuneConfig,
     world: World,
     rotation_deg: float = 0.0,
 ) -> Loader:
     """Loads this rank's share of the canonical views of `rows` (N,) of an index, each rotated by `rotation_deg`.
 
-    Every step has `each` rows for each rank. Surplus rows of the last step have positions from N on.
+    Every step has `rows_of_rank` rows for each rank. Surplus rows of the last step have positions from N on.
     """
-    step_rows, first = each * world.world_size, each * world.rank
+    step_rows, first = rows_of_rank * world.world_size, rows_of_rank * world.rank
     return build_loader(
         index,
         Schedule(
             EpochOrder(len(index), len(rows), seed=0, fixed=rows),
-            RankSlice(step_rows, first, first + each),
+            RankSlice(step_rows, first, first + rows_of_rank),
             last_step=-(-len(rows) // step_rows),
         ),
         config.pipelines,
@@ -97,6 +96,45 @@ def canonical_loader(
         views=1,
         processes_here=world.local_world_size,
     )
+
+
+def estimate_steps(
+    network: PoseNetwork,
+    loader: Loader,
+    intrinsics: npt.NDArray[np.float32],
+    config: FinetuneConfig,
+    world: World,
+    count: int,
+    *,
+    keep_images: int = 0,
+    origin_px: float = 0.5,
+) -> Iterator[Poses]:
+    """Estimate the poses of each step of a loader of `count` canonical views; other arguments as in `estimate_poses`.
+
+    A step of this rank has n poses; the surplus rows of the last step are left out.
+    """
+    precision = config.train.precision
+    dtype, autocast_dtype = PRECISIONS["fp32" if precision == "auto" else precision]
+    network = network.to(world.device, dtype).eval()
+    for batch in loader:
+        view, samples = batch.to(world.device).views[0], batch.samples[:, 0].numpy()
+        affine = counted_from(view.source_to_view_px, origin_px)
+        of_view = view_intrinsics(to_device(intrinsics[samples], world.device).to(dtype), affine)  # not in 16 bits
+        with inference(world.device, autocast_dtype):
+            output = network(view.image, of_view)
+        here = slice(int((batch.positions < count).sum()))  # without the surplus rows
+        kept = slice(int((batch.positions < min(keep_images, count)).sum()))
+        samples, affine = samples[here], affine[here].double().cpu()
+        in_view_px, joints = output.keypoints_px[here].double().cpu(), output.joints[here].double().cpu().numpy()
+        in_source_px = from_view(in_view_px, affine).numpy()
+        yield Poses(
+            samples=samples,
+            in_view_px=in_view_px.numpy(),
+            keypoints_px=with_wrist(in_source_px, joints, intrinsics[samples], config.pose),
+            joints=joints,
+            source_to_view_px=affine.numpy(),
+            images=view.image[kept].permute(0, 2, 3, 1).cpu().numpy(),
+        )
 
 
 def estimate_poses(
@@ -108,6 +146,7 @@ def estimate_poses(
     *,
     keep_images: int = 0,
     rotation_deg: float = 0.0,
+    origin_px: float = 0.5,
     progress: Progress | None = None,
 ) -> Poses:
     """Estimate the poses of all images of an index, in its order. The ranks share the work; all get the result.
@@ -118,59 +157,45 @@ def estimate_poses(
         intrinsics: (N, 3, 3) camera matrix of each image as decoded, corner-based.
         config: `validation.batch` is the number of images in a step over all ranks. `train.precision = "auto"` is
             fp32 here on all devices. The ranges of `geometry` are not used.
-        keep_images: number of this rank's first views to return.
+        keep_images: number of the first views to return.
         rotation_deg: angle by which every view is rotated, see `GeometryConfig`; the poses are the source's.
+        origin_px: coordinate of the first pixel's centre, in the pixels of source and view; 0.5 is corner-based.
 
     Raises:
         UserError: too many files are bad to find substitutes.
     """
-    precision = config.train.precision
-    dtype, autocast_dtype = PRECISIONS["fp32" if precision == "auto" else precision]
-    network = network.to(world.device, dtype).eval()
     count = len(index)
     # Rows of each rank in a step, including surplus rows of the last step.
-    each = -(-min(config.validation.batch, count) // world.world_size)
-    parts: list[tuple[Tensor, ...]] = []
-    images: dict[int, npt.NDArray[np.uint8]] = {}
+    rows_of_rank = -(-min(config.validation.batch, count) // world.world_size)
 
-    def estimate_share() -> None:
-        with canonical_loader(index, np.arange(count), each, config, world, rotation_deg) as loader:
-            for step, made in enumerate(loader):
-                view, rows = made.to(world.device).views[0], made.samples[:, 0]
-                source = to_device(intrinsics[rows.numpy()], world.device).to(dtype)
-                of_view = view_intrinsics(source, view.source_to_view_px)  # not in 16 bits
-                with inference(world.device, autocast_dtype):
-                    output = network(view.image, of_view)
-                affine = view.source_to_view_px.double().cpu()
-                in_source = from_view(output.keypoints_px.double().cpu(), affine)
-                parts.append((made.positions, rows, in_source, output.joints.double().cpu(), affine))
-                for row, position in enumerate(made.positions.tolist()):
-                    if len(images) < keep_images and position < count:
-                        images[position] = view.image[row].permute(1, 2, 0).cpu().numpy()
+    def estimate_share() -> list[Poses]:
+        steps = []
+        with canonical_loader(index, np.arange(count), rows_of_rank, config, world, rotation_deg) as loader:
+            for poses in estimate_steps(
+                network, loader, intrinsics, config, world, count, keep_images=keep_images, origin_px=origin_px
+            ):
+                steps.append(poses)
                 if progress is not None:
-                    progress(min((step + 1) * each * world.world_size, count), count)
+                    progress(min(len(steps) * rows_of_rank * world.world_size, count), count)
+        return steps
 
-    on_all_ranks(world, estimate_share)
-    of_all_ranks = [part for of_rank in world.gather_objects(parts) for part in of_rank]
-    positions, *tables = (torch.cat(columns) for columns in zip(*of_all_ranks, strict=True))
-    in_order = positions.argsort()[:count]  # without the surplus rows
-    samples, in_px, in_3d, affine = (table[in_order].numpy() for table in tables)
-    side_px = config.geometry.side_px
-    return Poses(
-        samples,
-        with_wrist(in_px, in_3d, intrinsics[samples], config.pose),
-        in_3d,
-        np.array(list(images), np.int64),
-        np.stack(list(images.values())) if images else np.empty((0, side_px, side_px, 3), np.uint8),
-        affine,
-    )
+    steps_of_ranks = world.gather_objects(on_all_ranks(world, estimate_share))
+    in_order = [poses for of_step in zip(*steps_of_ranks, strict=True) for poses in of_step]
+    return Poses(*(np.concatenate(columns) for columns in zip(*in_order, strict=True)))
 
 
-def from_view(keypoints_px: Tensor, source_to_view_px: Tensor) -> Tensor:
-    """Keypoints (N, K, 2) of views in pixels of their sources, given the matrices (N, 2, 3) from source to view."""
-    shifted = (keypoints_px - source_to_view_px[:, None, :, 2]).mT
-    points_px: Tensor = torch.linalg.solve(source_to_view_px[:, :, :2], shifted).mT
-    return points_px
+def counted_from(source_to_view_px: Tensor, origin_px: float) -> Tensor:
+    """Corner-based maps (N, 2, 3) for pixels that are counted so that the first one's centre is at `origin_px`."""
+    maps = source_to_view_px.clone()
+    maps[:, :, 2] += (0.5 - origin_px) * (maps[:, :, :2].sum(dim=2) - 1)
+    return maps
+
+
+def from_view(points_px: Tensor, source_to_view_px: Tensor) -> Tensor:
+    """Points (N, J, 2) of views in pixels of their sources, given the maps (N, 2, 3) from source to view."""
+    shifted = (points_px - source_to_view_px[:, None, :, 2]).mT
+    in_source_px: Tensor = torch.linalg.solve(source_to_view_px[:, :, :2], shifted).mT
+    return in_source_px
 
 
 def with_wrist(keypoints_px: Floats, joints: Floats, intrinsics: npt.NDArray[np.float32], pose: PoseConfig) -> Floats:

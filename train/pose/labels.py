@@ -142,8 +142,8 @@ def labels_to_learn(index: Index) -> PoseLabels:
         UserError: keypoints or camera matrices are missing.
     """
     missing = [name for name in ("K", "xyz_m") if name not in index.targets]
-    of_source = np.split(index.keypoints_px, np.cumsum(index.counts)[:-1]) if index.keypoints_px is not None else []
-    if not of_source or missing == ["K"] or any(np.isnan(keypoints_px).all() for keypoints_px in of_source):
+    keypoints_px = [] if index.keypoints_px is None else np.split(index.keypoints_px, np.cumsum(index.counts)[:-1])
+    if not keypoints_px or missing == ["K"] or any(np.isnan(points_px).all() for points_px in keypoints_px):
         raise UserError(
             f"{index.root} ({index.name}) has no {' and no '.join(missing or ['keypoints'])}: a pose is learnt "
             f"from camera matrices and 3D keypoints, so use a labelled source, or pre-train on this one"
@@ -207,9 +207,9 @@ def errors_of(
         "prediction is not finite": ~np.isfinite(joints).all(axis=(1, 2)) | ~np.isfinite(keypoints_px).all(axis=(1, 2)),
     }
     usable, left_out = np.ones(len(joints), bool), {}
-    for reason, found in reasons.items():  # each sample counts only for its first reason
-        left_out[reason] = int((found & usable).sum())
-        usable &= ~found
+    for reason, applies in reasons.items():  # each sample counts only for its first reason
+        left_out[reason] = int((applies & usable).sum())
+        usable &= ~applies
     counts = known & usable[:, None]
     tables = pose_tables(joints, true, valid=counts, proper_rotation=proper_rotation)
     if labels.in_metres:

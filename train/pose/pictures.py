@@ -52,20 +52,19 @@ def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequ
 def save_predictions(path: Path, poses: Poses, labels: PoseLabels) -> None:
     """Write a sheet of held-out poses, see `pose_picture`."""
     pictures = [
-        pose_picture(poses, shown, labels, int(poses.samples[row]), depth=labels.in_metres)
-        for shown, row in enumerate(poses.image_rows.tolist())
+        pose_picture(poses, row, labels, int(poses.samples[row]), depth=labels.in_metres)
+        for row in range(len(poses.images))
     ]
     save_sheet(path, pictures, columns=2)
 
 
-def pose_picture(poses: Poses, shown: int, labels: PoseLabels, sample: int, *, depth: bool) -> Image:
+def pose_picture(poses: Poses, row: int, labels: PoseLabels, sample: int, *, depth: bool) -> Image:
     """Draw a pose in three pictures: the label, the prediction, and both from the side.
 
-    `shown` is the number of the view in `poses`; `sample` is the row of its label. Without depths the third picture is
-    empty.
+    `row` is that of the prediction in `poses`, which has its view; `sample` is the row of its label. Without depths the
+    third picture is empty.
     """
-    image, row = poses.images[shown], int(poses.image_rows[shown])
-    to_view = poses.source_to_view_px[row]
+    image, to_view = poses.images[row], poses.source_to_view_px[row]
     label, predicted = (
         _overlay(image, to_view, points, POSE_PX) for points in (labels.keypoints_px[sample], poses.keypoints_px[row])
     )

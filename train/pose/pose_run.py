@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
 
 from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.models.encoders import make_encoder
@@ -19,7 +20,7 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.pose.inference import Poses, estimate_poses
+from peclr_dali.train.pose.inference import Floats, Poses, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels, errors_of, labels_to_learn
 from peclr_dali.train.pose.metrics import metric_of
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
@@ -79,9 +80,9 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     return PoseRun(path, saved["step"], config, network.float().to(place).eval(), saved.get("depth", True))
 
 
-def require_finite(path: Path, keypoints_px: Tensor) -> None:
+def require_finite(path: Path, keypoints_px: Floats) -> None:
     """Raise a `UserError` if a checkpoint's network, of finite weights, gives keypoints that are not finite."""
-    if not bool(keypoints_px.isfinite().all()):
+    if not np.isfinite(keypoints_px).all():
         raise UserError(f"{path}: gives keypoints that are NaN or infinite; use another checkpoint")
 
 
@@ -115,4 +116,5 @@ def validate(
 def best_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
     """The row with the smallest PA-EPE, or the smallest 2D EPE if there is no PA-EPE. The first one wins ties."""
     name = "epe_px" if all(math.isnan(row["pa_epe_cm"]) for row in rows) else "pa_epe_cm"
-    return min(rows, key=lambda row: math.inf if math.isnan(row.get(name, math.nan)) else row[name])
+    measured = [row for row in rows if not math.isnan(row.get(name, math.nan))]
+    return min(measured, key=itemgetter(name)) if measured else rows[0]

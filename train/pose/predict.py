@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import re
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from peclr_dali.errors import UserError
-from peclr_dali.machine import available_cores
-from peclr_dali.models.pose import view_intrinsics
 from peclr_dali.parsing import as_numbers, parse_json, regular
-from peclr_dali.pipelines.config import DataConfig, refuse_among_images
+from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, refuse_among_images
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
-from peclr_dali.pipelines.render.cpu_views import start_views
-from peclr_dali.pipelines.samples.box_check import check_boxes
+from peclr_dali.pipelines.samples.box_check import check_boxes, image_sizes_px
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
 from peclr_dali.pipelines.sources.boxes import squares_around
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.sources.label_files import LEAST_FOCAL_PX
-from peclr_dali.pipelines.views.draws import draw_view
-from peclr_dali.pipelines.views.plan import plan_views
-from peclr_dali.skeleton import HAND
 from peclr_dali.train.distributed.world import single_process
-from peclr_dali.train.pose.inference import Progress, canonical_view, from_view, inference, with_wrist
-from peclr_dali.train.pose.metrics import Floats
+from peclr_dali.train.pose.inference import (
+    Poses,
+    Progress,
+    canonical_loader,
+    estimate_steps,
+    from_view,
+)
 from peclr_dali.train.pose.pictures import prediction_pictures
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, require_finite
-from peclr_dali.train.runs.pictures import Image, read_picture, save_sheet
-from peclr_dali.writing import require_own_results, write_text
+from peclr_dali.train.pose.predictions import Prediction, Predictions, earlier_drawings, write_predictions
+from peclr_dali.train.runs.pictures import read_picture, save_sheet
 
 Box = tuple[float, float, float, float]
-Cameras = npt.NDArray[np.float32]
 
-FILE: Final = "predictions.json"
-EXPECTED: Final = f"JPEG, PNG, WebP, TIFF or BMP of {MIN_PIXELS} to {MAX_PIXELS:,} pixels"
-_AT_ONCE: Final = 8
-"""Pictures in memory at once."""
+EXPECTED: Final = f"JPEG, PNG or WebP of {MIN_PIXELS} to {MAX_PIXELS:,} pixels; convert other formats"
+_BATCH: Final = 16
+"""Hands in a step; a call that is stopped loses those of its last step."""
 
 
 def predict(
@@ -59,11 +52,10 @@ def predict(
     drawings: int = 1000,
     force: bool = False,
     progress: Progress | None = None,
-) -> Predicted:
+) -> Predictions:
     """Predict the pose in each readable picture, or in each box of it; write `predictions.json` and drawings.
 
-    OpenCV decodes the pictures, once each and a few at a time, with the EXIF orientation applied: it reads more formats
-    than training does. The views are planned and made as those of training on a CPU, without augmentation.
+    The pictures become an index, and go through the loader as canonical views, as those of `evaluate` do.
 
     Args:
         run: a fine-tuning run's folder, or a checkpoint.
@@ -78,52 +70,62 @@ def predict(
         scale_m: length of the reference bone in metres; None: the pose is in units of that length.
         drawings: number of predictions to draw, the first ones.
         force: use `out` even if it holds files that are not of this command, and replace them.
-        progress: called with (pictures done, pictures in all).
+        progress: called with (hands done, hands in all).
 
     Raises:
         UserError: an argument cannot be used, or no picture can be read.
     """
     hands = _hands(images, box_px, boxes, out)
     check_boxes(hands)
-    there = [file.name for file in out.iterdir()] if out.is_dir() else []
-    require_own_results(out, [FILE, *there], force=force)
-    earlier = _earlier_drawings(out, there, force=force)
-    loaded = load_pose_run(run, single_process().device)
+    earlier = earlier_drawings(out, force=force)
+    world = single_process()
+    loaded = load_pose_run(run, world.device)
     camera = None if intrinsics is None else read_intrinsics(intrinsics)
-    done = Predicted(loaded.path, "reference_bone" if scale_m is None else "m", camera is None, [], [])
-    files = [(file, list(rows)) for file, rows in itertools.groupby(range(len(hands)), hands.path)]
+    sizes_px = picture_sizes_px(hands)
+    cameras = assumed_intrinsics(sizes_px) if camera is None else np.tile(camera, (len(hands), 1, 1))
+    rows, unreadable = np.flatnonzero(sizes_px[:, 0] > 0), np.flatnonzero(sizes_px[:, 0] == 0).tolist()
+    results = Predictions(loaded.path, "reference_bone" if scale_m is None else "m", camera is None, len(hands))
+    results.unreadable += dict.fromkeys(hands.path(row) for row in unreadable)
+    if not len(rows):
+        count = len(results.unreadable)
+        raise UserError(f"none of {count} pictures can be used, such as {hands.path(0)}; expected {EXPECTED}")
+    results.hands_done = len(unreadable)
+    margin = np.array([1, 1, loaded.box_margin])  # of a whole picture, the side stays 0
+    hands = replace(hands, box_px=(hands.box_px * margin).astype(np.float32))
+    config, wanted = replace(loaded.config, pipelines=PipelinesConfig()), iter(rows.tolist())
     try:
-        with ThreadPoolExecutor(available_cores()) as pool:
-            for first in range(0, len(files), _AT_ONCE):
-                group = files[first : first + _AT_ONCE]
-                picture_of: dict[int, Image] = {}  # by row of the hands
-                for (file, rows), picture in zip(group, pool.map(_usable_picture, group), strict=True):
-                    if picture is None:
-                        done.unreadable.append(file)
-                    else:
-                        picture_of |= dict.fromkeys(rows, picture)
-                if picture_of:
-                    shown = hands.select(np.array(list(picture_of)))
-                    _add_predictions(done, out, drawings, loaded, pool, shown, [*picture_of.values()], camera, scale_m)
+        with canonical_loader(hands, rows, min(_BATCH, len(rows)), config, world) as loader:
+            for poses in estimate_steps(
+                loaded.network, loader, cameras, config, world, len(rows), keep_images=len(rows)
+            ):
+                predictions = _predictions(loaded, hands, cameras, poses, scale_m or 1.0)
+                for place, sample in enumerate(poses.samples.tolist()):
+                    row = next(wanted)
+                    if sample == row:
+                        if len(results.predictions) < drawings:
+                            _draw(out, results, predictions[place], poses, place, scale_m or 1.0)
+                        results.predictions.append(predictions[place])
+                    elif hands.path(row) not in results.unreadable:  # its picture does not decode
+                        results.unreadable.append(hands.path(row))
+                    results.hands_done += 1
                 if progress is not None:
-                    progress(first + len(group), len(files))
+                    progress(results.hands_done, results.hands)
+        results.complete = True
     finally:  # also of a call that is stopped
-        if done.predictions:
-            write_predictions(out, done)
-            given = {file.name for file, _ in files if file.parent == out.absolute()}
-            for name in earlier - given - _drawings([vars(one) for one in done.predictions]):
+        if results.predictions:
+            write_predictions(out, results)
+            pictures_in_out = {Path(path).name for path in hands.paths if (hands.root / path).parent == out.absolute()}
+            for name in earlier - pictures_in_out - {prediction.drawing for prediction in results.predictions}:
                 (out / name).unlink(missing_ok=True)
-    if not done.predictions:
-        raise UserError(f"none of {len(files)} pictures can be used, such as {files[0][0]}; expected {EXPECTED}")
-    return done
+    return results
 
 
 def _hands(images: Sequence[str], box_px: Box | None, boxes: Path | None, out: Path) -> Index:
     """The hands of a file of boxes; or the pictures in the order given, each once, whole or a single one with a box."""
-    if missing := [word for word in images if not word or not Path(word).exists()]:
-        raise UserError(f"{missing[0]!r}: no picture and no folder of pictures. Check the path")
-    if odd := [word for word in images if word != word.encode(errors="ignore").decode() and Path(word).is_dir()]:
-        raise UserError(f"{odd[0]}: the name of this folder is not UTF-8; expected one that is. Rename it")
+    for word in images:
+        is_utf8 = word == word.encode(errors="ignore").decode()
+        if not word or not Path(word).exists() or (Path(word).is_dir() and not is_utf8):
+            raise UserError(f"{word!r}: no picture, and no folder of pictures with a name in UTF-8. Check the path")
     paths = [Path(word).absolute() for word in images]
     folders = {path: DataConfig("folder", str(path), box=str(boxes or "center")) for path in paths if path.is_dir()}
     refuse_among_images(out, folders.values())
@@ -145,68 +147,46 @@ def _hands(images: Sequence[str], box_px: Box | None, boxes: Path | None, out: P
     return Index("pictures", Path("/"), list(map(str, files)), squares)
 
 
-def _usable_picture(hands: tuple[Path, list[int]]) -> Image | None:
-    picture = read_picture(hands[0])
-    return None if picture is None or not MIN_PIXELS <= picture.size // 3 <= MAX_PIXELS else picture
+def picture_sizes_px(hands: Index) -> IntArray:
+    """Heights and widths (N, 2) of the pictures of hands, as displayed; 0 for a file that is no usable picture."""
+    _, first, picture_of = np.unique(hands.paths, return_index=True, return_inverse=True)
+    return image_sizes_px(hands.read, first.tolist())[picture_of]
 
 
-def _add_predictions(
-    done: Predicted,
-    out: Path,
-    drawings: int,
-    run: PoseRun,
-    pool: ThreadPoolExecutor,
-    hands: Index,
-    pictures: Sequence[Image],
-    camera: Cameras | None,
-    scale_m: float | None,
-) -> None:
-    """Make the canonical views of N hands in N pictures (H, W, 3), give them to the network, and draw its poses."""
-    count, device, augmentation = len(pictures), single_process().device, canonical_view(run.config.geometry)
-    sizes_px = np.array([picture.shape[:2] for picture in pictures], np.int64)
-    box_px = (hands.box_px * [1, 1, run.box_margin]).astype(np.float32)  # of a whole picture, the side stays 0
-    draws = draw_view(augmentation, seed=0, epoch=0, view=0, places=np.arange(count))
-    upright, geometry = np.ones(count, np.int64), augmentation.geometry
-    plan = plan_views(sizes_px, upright, box_px, [draws], [geometry], mirror=hands.mirrored)
-    views = torch.empty(count, geometry.side_px, geometry.side_px, 3, dtype=torch.uint8)
-    addresses = np.array([picture.ctypes.data for picture in pictures], np.int64)
-    for share in start_views(pool, available_cores(), addresses, pictures, plan, [augmentation], [views]):
-        share.result()
-
-    cameras = np.array([assumed_intrinsics(*size) if camera is None else camera for size in sizes_px[:, ::-1].tolist()])
-    to_view = torch.from_numpy(plan.source_to_view_px[0])
-    of_view = view_intrinsics(torch.from_numpy(cameras), to_view)
-    with inference(device):
-        output = run.network(views.permute(0, 3, 1, 2).to(device), of_view.to(device))
-    joints = output.joints.double().cpu().numpy()
-    in_picture = from_view(output.keypoints_px.double().cpu(), to_view.double())
-    require_finite(run.path, in_picture)
-    keypoints_px = with_wrist(in_picture.numpy(), joints, cameras, run.config.pose)
-    corners_px = torch.tensor([[0.0, 0.0], [geometry.side_px, geometry.side_px]], dtype=torch.float64)
-    edges_px = np.sort(from_view(corners_px.expand(count, 2, 2), to_view.double()).numpy(), axis=1).reshape(count, 4)
-    if not done.predictions:
-        out.mkdir(parents=True, exist_ok=True)
-        write_predictions(out, done)  # from it, a later call knows that the drawings are of this command
-    for row in range(count):
-        image, number, drawing = hands.path(row), len(done.predictions), None
-        pose = joints[row] if run.depth else None
-        if number < drawings:
-            drawing = f"{number:04}_{image.stem[:60]}.jpg"
-            view = (views[row].numpy(), to_view[row].numpy(), keypoints_px[row])
-            save_sheet(out / drawing, prediction_pictures(pictures[row], edges_px[row], *view, pose), columns=3)
-        one = Prediction(
-            image=image,
-            drawing=drawing,
-            box_px=edges_px[row],
-            mirrored=bool(hands.mirrored[row]),
-            keypoints_px=keypoints_px[row],
-            joints=None if pose is None else pose * (scale_m or 1.0),
-            intrinsics=cameras[row].astype(np.float64),
+def _predictions(run: PoseRun, hands: Index, cameras: FloatArray, poses: Poses, scale_m: float) -> list[Prediction]:
+    """The n predictions of a step, without drawings."""
+    require_finite(run.path, poses.keypoints_px)
+    side_px = float(run.config.geometry.side_px)
+    corners_px = torch.tensor([[0.0, 0.0], [side_px, side_px]], dtype=torch.float64).expand(len(poses.samples), 2, 2)
+    corners_px = from_view(corners_px, torch.from_numpy(poses.source_to_view_px))
+    edges_px = np.sort(corners_px.numpy(), axis=1).reshape(-1, 4)
+    return [
+        Prediction(
+            image=hands.path(sample),
+            drawing=None,
+            box_px=edges_px[place],
+            mirrored=bool(hands.mirrored[sample]),
+            keypoints_px=poses.keypoints_px[place],
+            joints=scale_m * poses.joints[place] if run.depth else None,
+            intrinsics=cameras[sample].astype(np.float64),
         )
-        done.predictions.append(one)
+        for place, sample in enumerate(poses.samples.tolist())
+    ]
 
 
-def read_intrinsics(file: Path) -> Cameras:
+def _draw(out: Path, results: Predictions, prediction: Prediction, poses: Poses, place: int, scale_m: float) -> None:
+    """Draw the next prediction of the results, at a place in the poses of a step, and name the drawing in it."""
+    if not results.predictions:
+        write_predictions(out, results)  # from it, a later call knows that the drawings are of this command
+    picture = read_picture(prediction.image)
+    if picture is not None:
+        prediction.drawing = f"{len(results.predictions):04}_{prediction.image.stem[:60]}.jpg"
+        pose = None if prediction.joints is None else prediction.joints / scale_m  # in reference bones
+        view = (poses.images[place], poses.source_to_view_px[place], prediction.keypoints_px)
+        save_sheet(out / prediction.drawing, prediction_pictures(picture, prediction.box_px, *view, pose), columns=3)
+
+
+def read_intrinsics(file: Path) -> FloatArray:
     """Read the camera matrix of a JSON file: [[fx, s, cx], [0, fy, cy], [0, 0, 1]], in pixels.
 
     Raises:
@@ -230,100 +210,12 @@ def read_intrinsics(file: Path) -> Cameras:
     return camera.astype(np.float32)
 
 
-def assumed_intrinsics(width_px: int, height_px: int) -> Cameras:
-    """Camera matrix for an unknown camera: the focal length is the longer side, a field of view of 53 degrees."""
-    focal_px = max(width_px, height_px)
-    return np.array([[focal_px, 0, width_px / 2], [0, focal_px, height_px / 2], [0, 0, 1]], np.float32)
+def assumed_intrinsics(sizes_px: IntArray) -> FloatArray:
+    """Camera matrices (N, 3, 3) for unknown cameras of pictures with heights and widths (N, 2).
 
-
-@dataclass(frozen=True)
-class Prediction:
-    """A pose in a picture.
-
-    Attributes:
-        image: absolute path of the picture.
-        drawing: name of the drawing, beside `predictions.json`; None if it was not asked for.
-        box_px: (4,) x0, y0, x1, y1 of the square that the network saw; it may extend beyond the picture.
-        mirrored: whether the network saw the square mirrored, left for right, since it shows a left hand. The other
-            values belong to the picture itself.
-        keypoints_px: (K, 2) in pixels of the picture as displayed, corner-based.
-        joints: (K, 3) in the camera's frame (x right, y down, z forward), in `Predicted.unit`; None if the network was
-            trained without depths.
-        intrinsics: (3, 3), as given or assumed.
+    The focal length is the longer side, a field of view of 53 degrees.
     """
-
-    image: Path
-    drawing: str | None
-    box_px: Floats
-    mirrored: bool
-    keypoints_px: Floats
-    joints: Floats | None
-    intrinsics: Floats
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """The results of one call.
-
-    Attributes:
-        unit: of the joints: "m", or "reference_bone": the length of the reference bone is 1.
-        unreadable: pictures that could not be read.
-    """
-
-    checkpoint: Path
-    unit: Literal["m", "reference_bone"]
-    intrinsics_assumed: bool
-    predictions: list[Prediction]
-    unreadable: list[Path]
-
-
-def write_predictions(folder: Path, predicted: Predicted) -> None:
-    """Write `predictions.json`: a line for what all predictions share, and one for each of them."""
-
-    def plain(value: object) -> object:
-        return value.round(6).tolist() if isinstance(value, np.ndarray) else str(value)
-
-    shared = {
-        "checkpoint": str(predicted.checkpoint),
-        "keypoints": HAND.keypoints,
-        "unit": predicted.unit,
-        "intrinsics_assumed": predicted.intrinsics_assumed,
-    }
-    lines = ",\n".join(json.dumps(vars(one), default=plain) for one in predicted.predictions)
-    write_text(folder / FILE, f'{json.dumps(shared)[:-1]}, "predictions": [\n{lines}\n]}}\n')
-
-
-def _earlier_drawings(folder: Path, there: Sequence[str], *, force: bool) -> set[str]:
-    """The names of the drawings of an earlier call in a folder that holds these files.
-
-    Raises:
-        UserError: a file that is named like a drawing is none of them, and not `force`.
-    """
-    try:
-        drawn = _drawings(read_predictions(folder))
-    except UserError:  # there are no predictions, also after a call that was killed
-        return set()
-    others = [name for name in there if re.match(r"\d{4,}_", name) and name not in drawn]
-    if others and not force:
-        raise UserError(f"{folder / others[0]}: is none of the drawings there. Move it away, or give --force")
-    return drawn
-
-
-def _drawings(predictions: Sequence[Mapping[str, Any]]) -> set[str]:
-    return {Path(one["drawing"]).name for one in predictions if isinstance(one["drawing"], str)}
-
-
-def read_predictions(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """The predictions in a folder of `predict`, at least one, each with the attributes of `Prediction`.
-
-    Raises:
-        UserError: there are none.
-    """
-    try:
-        predictions: Sequence[Mapping[str, Any]] = parse_json(regular(folder / FILE).read_bytes())["predictions"]
-        usable = bool(predictions) and all(one.keys() >= {*Prediction.__annotations__} for one in predictions)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        usable = False
-    if not usable:
-        raise UserError(f"{folder} holds no predictions; expected a folder that predict wrote. Run predict first")
-    return predictions
+    cameras = np.tile(np.eye(3, dtype=np.float32), (len(sizes_px), 1, 1))
+    cameras[:, [0, 1], [0, 1]] = sizes_px.max(axis=1, keepdims=True)
+    cameras[:, :2, 2] = sizes_px[:, ::-1] / 2
+    return cameras

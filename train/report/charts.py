@@ -53,15 +53,15 @@ _STYLE: Final[dict[Any, Any]] = {
 }  # fmt: skip
 
 
-def charts(runs: Sequence[Run], found: Measured | None) -> list[Section]:
+def charts(runs: Sequence[Run], measured: Measured | None) -> list[Section]:
     """PCK curves and errors by keypoint, as `evaluate` drew them; the charts of pre-training, and of fine-tuning."""
     sections = []
-    if found is not None and (file := found.runs[0].folder.root / "evaluation" / "pck.png").exists():
+    if measured is not None and (file := measured.runs[0].folder.root / "evaluation" / "pck.png").exists():
         text = "PCK: the share of keypoints whose error is at most the distance."
         sections.append(Section("Where the errors are", text, [Picture("png", file.read_bytes())], wide=True))
-    for kind, (text, *of_kind) in SECTIONS.items():
+    for kind, (text, *charts_of_kind) in SECTIONS.items():
         same_kind = [run for run in runs if run.kind == kind]
-        if pictures := [picture for chart in of_kind if (picture := _draw(chart, same_kind)) is not None]:
+        if pictures := [picture for chart in charts_of_kind if (picture := _draw(chart, same_kind)) is not None]:
             sections.append(Section(kind.capitalize(), text, pictures))
     return sections
 

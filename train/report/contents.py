@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import parse_json, regular
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.pose.metrics import CONSTANTS, METRICS, Metric, constants_in_words
+from peclr_dali.train.pose.metrics import CONSTANTS, METRICS, NO_INTERVAL, Metric, constants_in_words
 from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.runs.meter import errors_in_words
-
-NO_INTERVAL: Final = "no interval: too few groups"
 
 Row = Mapping[str, Any]
 
@@ -85,7 +83,7 @@ def _read_run(root: Path, name: str) -> Run:
     return Run(folder, name, folder.read_config(), rows, folder.read_validations(), results)
 
 
-def measured(runs: Sequence[Run]) -> Measured | None:
+def find_measured(runs: Sequence[Run]) -> Measured | None:
     """The evaluation of the first compared pair among `runs`, or of the first evaluated run; None if there is none."""
     evaluated = [(run, run.evaluation) for run in runs if run.kind == "fine-tuning" and run.evaluation is not None]
     for run, evaluation in evaluated:
@@ -106,15 +104,15 @@ class Cell(NamedTuple):
     mark: Literal["", "better", "worse", "open"] = ""
 
 
-def table(found: Measured) -> list[tuple[Metric, list[Cell], list[str]]]:
+def table(measured: Measured) -> list[tuple[Metric, list[Cell], list[str]]]:
     """The metrics that all runs have: the cells of the runs and of the difference, and constants in words."""
     rows = []
     for name, metric in METRICS.items():
-        if all(name in result["metrics"] for result in found.results):
-            cells = [_cell(result["metrics"][name], metric) for result in found.results]
-            if found.difference is not None:
-                cells.append(_cell(found.difference[name], metric, signed=True))
-            rows.append((metric, cells, constants_in_words(found.results[0]["constants"], name)))
+        if all(name in result["metrics"] for result in measured.results):
+            cells = [_cell(result["metrics"][name], metric) for result in measured.results]
+            if measured.difference is not None:
+                cells.append(_cell(measured.difference[name], metric, signed=True))
+            rows.append((metric, cells, constants_in_words(measured.results[0]["constants"], name)))
     return rows
 
 
@@ -151,23 +149,23 @@ def of_pretraining(runs: Sequence[Run]) -> list[str]:
     return sentences
 
 
-def in_words(found: Measured) -> list[str]:
+def in_words(measured: Measured) -> list[str]:
     """The errors in 3D and 2D of the only run, or the difference of the two; and where a rigid hand is no worse."""
-    names = [f"“{run.name}”" for run in found.runs]
+    names = [f"“{run.name}”" for run in measured.runs]
     sentences = []
-    for metric, cells, _ in table(found):
+    for metric, cells, _ in table(measured):
         if metric in (METRICS["pa_epe_cm"], METRICS["epe_px"]):
             *_, (_, text, limits, mark) = cells
-            result = f"{text} {metric.unit} ({limits if limits == NO_INTERVAL else f'95 % interval {limits}'})"
-            if found.difference is None:
-                sentences.append(f"{names[0]} has a {metric.title} of {result}.")
+            value = f"{text} {metric.unit} ({limits if limits == NO_INTERVAL else f'95 % interval {limits}'})"
+            if measured.difference is None:
+                sentences.append(f"{names[0]} has a {metric.title} of {value}.")
             else:
                 relations = {"better": "is better than", "worse": "is worse than"}
                 relation = relations.get(mark, "cannot be told apart from")
-                sentences.append(f"By {metric.title}, {names[0]} {relation} {names[1]}: {result}.")
-    rigid_cm = found.results[0]["constants"].get("rigid_pose", {}).get("pa_epe_cm")
-    for name, of_run in zip(names, found.results, strict=True):
-        error = of_run["metrics"].get("pa_epe_cm")
+                sentences.append(f"By {metric.title}, {names[0]} {relation} {names[1]}: {value}.")
+    rigid_cm = measured.results[0]["constants"].get("rigid_pose", {}).get("pa_epe_cm")
+    for name, result in zip(names, measured.results, strict=True):
+        error = result["metrics"].get("pa_epe_cm")
         if rigid_cm is not None and error is not None and error["value"] >= rigid_cm:
             sentences.append(
                 f"In 3D, {name} is no better than {CONSTANTS['rigid_pose']}, which does not look at the picture: a "

@@ -18,7 +18,7 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.evaluation.report import CAPTION_PX
 from peclr_dali.train.pose.pictures import POSE_PX
-from peclr_dali.train.pose.predict import read_predictions
+from peclr_dali.train.pose.predictions import read_predictions
 from peclr_dali.train.probe import features_of_rows, trained_encoder
 from peclr_dali.train.report.contents import Measured, Run
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
@@ -62,7 +62,7 @@ def jpeg(picture: Image, caption: str = "") -> Picture:
     return Picture("jpeg", encoded.tobytes(), caption)
 
 
-def galleries(runs: Sequence[Run], found: Measured | None, predicted: Path | None) -> list[Section]:
+def galleries(runs: Sequence[Run], measured: Measured | None, predicted: Path | None) -> list[Section]:
     """All pictures but charts: of the first run of each kind, of the measured run, and of a folder of `predict`."""
     first_of = {run.kind: run for run in reversed(runs)}
     pretrained, tuned = first_of.get("pre-training"), first_of.get("fine-tuning")
@@ -78,9 +78,9 @@ def galleries(runs: Sequence[Run], found: Measured | None, predicted: Path | Non
     if tuned is not None:
         text = f"Not selected, from the validation of “{tuned.name}”: {parts}."
         sections += _sheet("Held-out images", text, tuned.folder.predictions_picture, POSE_PX, 3 * POSE_PX)
-    if found is not None:
-        text = f"The samples on which “{found.runs[0].name}” has the largest errors after alignment: {parts}."
-        file = found.runs[0].folder.root / "evaluation" / "worst.png"
+    if measured is not None:
+        text = f"The samples on which “{measured.runs[0].name}” has the largest errors after alignment: {parts}."
+        file = measured.runs[0].folder.root / "evaluation" / "worst.png"
         sections += _sheet("Largest errors", text, file, POSE_PX + CAPTION_PX, 3 * POSE_PX)
     if pretrained is not None:
         sections.append(neighbours(pretrained))
@@ -97,12 +97,18 @@ def _sheet(title: str, text: str, file: Path, height: int, width: int) -> list[S
 
 def predictions(folder: Path) -> Section:
     """The drawings in a folder of `predict`. A folder without predictions is a `UserError`."""
-    drawn = [one for one in read_predictions(folder) if one["drawing"] is not None]
+    results = read_predictions(folder)
+    drawn = [prediction for prediction in results["predictions"] if prediction["drawing"] is not None]
     shown = drawn[:PREDICTIONS]
-    pictures = [Picture("jpeg", (folder / one["drawing"]).read_bytes(), Path(one["image"]).name) for one in shown]
+    pictures = [
+        Picture("jpeg", (folder / prediction["drawing"]).read_bytes(), Path(prediction["image"]).name)
+        for prediction in shown
+    ]
     text = "The picture with the network's box, the network's view (a left hand mirrored), and the pose from the side."
     if len(drawn) > len(shown):
         text += f" The first {len(shown)} of {len(drawn)}."
+    if not results["complete"]:
+        text += f" Stopped early: predict had done {results['hands_done']} of {results['hands']} hands."
     return Section("Predictions", text, pictures, skeletons=True)
 
 
@@ -119,9 +125,9 @@ def neighbours(run: Run) -> Section:
     They are computed here, from the run's newest checkpoint and images. If one is missing, the text says so.
     """
     title = "Nearest neighbours, before and after pre-training"
+    if any(is_address(source.root) for source in run.config.data):
+        return Section(title, "Not shown: the images are at an address, and are not fetched for a picture", [])
     try:
-        if any(is_address(source.root) for source in run.config.data):
-            raise UserError("the images are at an address, and are not fetched for a picture")
         path = find_checkpoint(run.folder.root, "the folder of a run with a checkpoint")
         saved, index = load_checkpoint(path), load_index(run.config.data)
         torch.manual_seed(run.config.run.seed)
@@ -155,8 +161,10 @@ def _neighbours(encoders: Sequence[Encoder], index: Index, run: Run) -> list[Pic
     pictures = []
     for query in range(min(QUERIES, len(places))):
         others = np.flatnonzero(group != group[query])
-        nearest = [others[np.argsort(-of[others] @ of[query], kind="stable")[:COUNT]] for of in directions]
-        lines = [np.hstack([shown(place, SIDE_PX) for place in of_encoder]) for of_encoder in nearest]
+        nearest = [
+            others[np.argsort(-vectors[others] @ vectors[query], kind="stable")[:COUNT]] for vectors in directions
+        ]
+        lines = [np.hstack([shown(place, SIDE_PX) for place in places_of_encoder]) for places_of_encoder in nearest]
         picture = np.hstack([shown(query, 2 * SIDE_PX + GAP_PX), np.vstack(lines)])
         pictures.append(jpeg(picture[:-GAP_PX, :-GAP_PX], "Above: before. Below: after."))
     return pictures

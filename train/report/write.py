@@ -33,18 +33,18 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
     if not runs and predictions is None:
         raise UserError("nothing to show: expected folders of runs, or --predictions. Name one")
     read = contents.read_runs(runs)
-    found = contents.measured(read)
+    measured = contents.find_measured(read)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     page = environment.get_template("page.html").render(
         title=title or _title(read) or f"Predictions in {predictions}",
-        lead=contents.in_words(found) if found else contents.of_pretraining(read),
+        lead=contents.in_words(measured) if measured else contents.of_pretraining(read),
         rendered=any((Path(source.root) / "dataset.json").exists() for run in read for source in run.config.data),
-        measured=found,
-        table=contents.table(found) if found else [],
-        sections=[*charts(read, found), *galleries(read, found, predictions)],
+        measured=measured,
+        table=contents.table(measured) if measured else [],
+        sections=[*charts(read, measured), *galleries(read, measured, predictions)],
         runs=[(run, _summary(run)) for run in read],
         fingers=[(name, f"rgb{colour}") for name, (_, colour) in zip(FINGERS, HAND.limbs, strict=True)],
     )

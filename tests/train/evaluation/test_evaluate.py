@@ -1,10 +1,9 @@
 import csv
 import dataclasses
-import itertools
 import json
 import zipfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import cv2
 import numpy as np
@@ -23,7 +22,7 @@ from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
 from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate, grouped
-from peclr_dali.train.evaluation.two_pass_crop import _view, crops_around, estimate_in_two_passes
+from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes
 from peclr_dali.train.pose.inference import Poses, estimate_poses
 from peclr_dali.train.pose.labels import Errors, PoseLabels
 from peclr_dali.train.pose.metrics import metric_of, pixel_errors, pose_tables
@@ -206,7 +205,7 @@ def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: 
     data = [DataConfig("folder", str(tmp_path), box=str(boxes))]
     assert grouped(index, "person", data).groups.tolist() == films
     boxes.write_text(boxes.read_text().replace("pa", ""))
-    with pytest.raises(UserError, match="--groups person: no such column, or no such text for a/00"):
+    with pytest.raises(UserError, match="--groups 'person': no such column, or no such text for a/00"):
         grouped(index, "person", data)
     boxes.write_text(f"{boxes.read_text()}\n{names[0]},9,9,18,18,somebody")
     with pytest.raises(UserError, match="line 12: another 'person' for a hand of the same image"):
@@ -291,12 +290,17 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
             call(run, tmp_path / "out", *settings, submission=True, crop=crop, force=True)
 
 
-def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
-    """The second view shows the rectangle around the first prediction, in whole pixels, at 0.7 of its side."""
+@pytest.mark.parametrize("first_keypoint", ["wrist", "palm"])
+def test_two_passes_crop_as_the_authors_code_does(first_keypoint: Literal["wrist", "palm"], run: Path) -> None:
+    """The second view shows the rectangle around the first prediction, in whole pixels, at 0.7 of its side.
+
+    So it is in either way to count pixels: from the corner, and as for the authors' networks, which predict the palm.
+    """
     knowing, config, index = knowing_run(run)
     network = knowing.network
     assert isinstance(network, Knowing)
-    config = dataclasses.replace(config, validation=dataclasses.replace(config.validation, batch=len(index)))
+    pose, whole = dataclasses.replace(config.pose, first_keypoint=first_keypoint), len(index)
+    config = dataclasses.replace(config, pose=pose, validation=dataclasses.replace(config.validation, batch=whole))
     network.joints, network.error = network.joints.repeat(2, 1, 1), network.error.repeat(2, 1, 1)  # two passes
     poses = estimate_in_two_passes(knowing.network, index, index.targets["K"], config, World(), keep_images=2)
     side_px = config.geometry.side_px
@@ -336,14 +340,29 @@ def test_another_run_is_measured_with_views_as_in_its_training(run: Path) -> Non
     assert [source.box_margin for source in for_other_run(mixed, of_two).data] == [1.75, 2.5]
 
 
-def test_a_crop_shows_the_picture_where_its_matrix_says() -> None:
-    """A bright square's middle, found in the view, is where the matrix carries it, in either frame."""
+@pytest.mark.parametrize("first_keypoint", ["wrist", "palm"])
+def test_a_view_of_two_passes_shows_the_picture_where_its_matrix_says(
+    first_keypoint: Literal["wrist", "palm"], run: Path, tmp_path: Path
+) -> None:
+    """A bright square, found in the view, is where the matrix carries it, counted as the network counts pixels."""
     image = np.zeros((100, 100, 3), np.uint8)
-    image[40:50, 60:70] = 255  # corner-based middle (65, 45), centre-based (64.5, 44.5)
-    crops = crops_around(np.array([[60.0, 50.0]] * 2), np.array([40.0] * 2), 64, np.array([False, True]))
-    for origin_px, crop in itertools.product((0.0, 0.5), crops):
-        view = _view(image, crop, 64, origin_px)[..., 0].astype(float)
-        ys, xs = np.mgrid[:64, :64]
+    image[43:49, 51:57] = 255  # corner-based middle (54, 46), centre-based (53.5, 45.5)
+    cv2.imwrite(str(tmp_path / "square.png"), image)
+    loaded = load_pose_run(run)
+    config = dataclasses.replace(
+        loaded.config, pose=dataclasses.replace(loaded.config.pose, first_keypoint=first_keypoint)
+    )
+    network = Knowing(loaded.network.encoder, config.pose)
+    joints = torch.full((2, 21, 3), 1.0).double()
+    joints[:, :, :2] = torch.linspace(-0.07, 0.07, 21).double()[:, None]
+    network.know(joints.repeat(2, 1, 1), torch.zeros(4, 21, 3).double())
+    mirror = np.array([False, True])
+    index = Index("squares", tmp_path, ["square.png"] * 2, np.zeros((2, 3), np.float32), mirror=mirror)
+    cameras = np.tile(np.array([[80, 0, 52], [0, 80, 47], [0, 0, 1]], np.float32), (2, 1, 1))
+    poses = estimate_in_two_passes(network, index, cameras, config, World(), keep_images=2)
+    origin_px = 0.0 if first_keypoint == "palm" else 0.5
+    for view, crop in zip(poses.images[..., 0].astype(float), poses.source_to_view_px, strict=True):
+        ys, xs = np.mgrid[: len(view), : len(view)]
         found = np.array([(xs * view).sum(), (ys * view).sum()]) / view.sum() + origin_px
-        expected = crop[:, :2] @ (np.array([64.5, 44.5]) + origin_px) + crop[:, 2]
+        expected = crop[:, :2] @ (np.array([53.5, 45.5]) + origin_px) + crop[:, 2]
         np.testing.assert_allclose(found, expected, atol=0.05)

@@ -169,18 +169,6 @@ def test_errors_relative_to_view_and_hand() -> None:
     assert alone["epe_px_of_224"][0, 0] == 12
 
 
-def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
-    """300 experiments of 60 hands with a known mean."""
-    rng = np.random.default_rng(0)
-    covered = 0
-    for experiment in range(300):
-        table = rng.exponential(1, (60, 1)) + np.zeros((1, 21))
-        interval = confidence_intervals({"m": table}, confidence=0.9, resamples=200, seed=experiment)["m"]
-        assert interval.low < interval.value < interval.high
-        covered += interval.low < 1 < interval.high
-    assert 0.82 < covered / 300 < 0.95
-
-
 def test_dependent_hands_widen_the_interval() -> None:
     """Four copies of each hand are no more evidence than one."""
     table = np.random.default_rng(0).normal(size=(100, 21)) + np.random.default_rng(1).normal(size=(100, 1))
@@ -195,12 +183,12 @@ def test_dependent_hands_widen_the_interval() -> None:
 
 def test_resampling_equals_a_loop_over_hands() -> None:
     """The weights are those of hands drawn with replacement, and gaps stay out of the means."""
-    table = np.random.default_rng(0).normal(size=(27, 21))
+    table = np.random.default_rng(0).normal(size=(37, 21))
     table[2, 3] = table[4] = np.nan
     found = confidence_intervals({"m": table}, resamples=50, seed=3)["m"]
     rng = np.random.default_rng(3)
     values = []
-    for counts in rng.multinomial(27, np.full(27, 1 / 27), size=50):
+    for counts in rng.multinomial(37, np.full(37, 1 / 37), size=50):
         drawn = np.repeat(table, counts, axis=0)
         values.append(np.nanmean([np.nanmean(c) for c in drawn.T if not np.isnan(c).all()]))
     assert (found.low, found.high) == pytest.approx(tuple(np.percentile(values, [2.5, 97.5])))
@@ -218,7 +206,7 @@ def test_a_paired_difference_sees_what_two_intervals_do_not() -> None:
     assert confidence_intervals(ours)["epe_cm"].high > confidence_intervals(theirs)["epe_cm"].low
 
 
-@pytest.mark.parametrize("sizes", [(5, 5, 5, 5), (2, 12, 5, 9, 3, 7), (3, 3, 40)])
+@pytest.mark.parametrize("sizes", [(5, 5, 5, 5), (2, 12, 5, 9, 3, 7), (3, 5, 9)])
 def test_intervals_of_few_groups_cover_the_truth(sizes: tuple[int, ...]) -> None:
     """The bootstrap's contain it in less than 86 % of such experiments; groups share half of the variance."""
     rng, members, covered = np.random.default_rng(0), np.repeat(np.arange(len(sizes)), sizes), 0
@@ -226,8 +214,7 @@ def test_intervals_of_few_groups_cover_the_truth(sizes: tuple[int, ...]) -> None
         table = rng.normal(size=(len(sizes), 1))[members] + rng.normal(size=(len(members), 21))
         interval = confidence_intervals({"m": table}, groups=members, resamples=1)["m"]
         covered += interval.low < 0 < interval.high
-    assert covered / 1000 > 0.92
-    assert covered / 1000 < 0.98 or len(sizes) == 3  # almost one group: the interval is wide
+    assert 0.92 < covered / 1000 < 0.98
 
 
 def test_of_groups_alike_the_interval_is_students_over_their_means() -> None:
@@ -238,9 +225,9 @@ def test_of_groups_alike_the_interval_is_students_over_their_means() -> None:
     assert (found.low, found.high) == pytest.approx(wanted)
 
 
-def test_fewer_than_three_groups_give_no_interval() -> None:
-    table = np.random.default_rng(0).uniform(size=(6, 21))
-    for rows, groups in ((table[:1], None), (table, [7, 7, 7, 8, 8, 8])):
+def test_too_few_or_too_unequal_groups_give_no_interval() -> None:
+    table = np.random.default_rng(0).uniform(size=(9, 21))
+    for rows, groups in ((table[:1], None), (table, [7] * 5 + [8] * 4), (table, [1] * 7 + [2, 3])):
         found = confidence_intervals({"m": rows}, groups=groups)["m"]
         assert found.value > 0
         assert np.isnan([found.low, found.high]).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-import torch.nn.functional as F
 from PIL import Image as Pillow
-from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.train.pose import predict as predict_file
 from peclr_dali.train.pose.pose_run import load_pose_run
-from peclr_dali.train.pose.predict import assumed_intrinsics, predict, read_intrinsics, read_predictions
+from peclr_dali.train.pose.predict import predict, read_intrinsics
+from peclr_dali.train.pose.predictions import read_predictions
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint, write_checkpoint
 from peclr_dali.train.runs.pictures import read_picture
 from tests.command_line import run_cli
@@ -61,58 +61,50 @@ def test_every_kind_of_picture_gives_a_pose_and_a_drawing(run: Path, tmp_path: P
     photos.mkdir()
     for name, mode in (("grey.jpg", "L"), ("palette.png", "P"), ("alpha.webp", "RGBA"), ("cmyk.jpg", "CMYK")):
         Pillow.fromarray(drawn_hand(37, 51)).convert(mode).save(photos / name)
-    for name in ("deep.png", "deep.tiff"):
-        cv2.imwrite(str(photos / name), drawn_hand(90, 60).astype(np.uint16) * 257)
-    save_hand(photos / "bitmap.bmp", 64, 64)
+    cv2.imwrite(str(photos / "deep.png"), drawn_hand(90, 60).astype(np.uint16) * 257)
     save_hand(photos / "ribbon.png", 2400, 3)
     save_turned(photos / "turned.jpg")
     kinds = sorted(map(str, photos.iterdir()))
     assert run_cli("predict", str(run), *kinds, "--out", str(out)) == 0
     found = read_predictions(out)
-    assert [one["image"] for one in found] == kinds
-    for one in found:
-        drawing = read_picture(out / one["drawing"])
+    assert [hand["image"] for hand in found["predictions"]] == kinds
+    for hand in found["predictions"]:
+        drawing = read_picture(out / hand["drawing"])
         assert drawing is not None
         assert drawing.std() > 10
-        assert (np.shape(one["keypoints_px"]), np.shape(one["joints"])) == ((21, 2), (21, 3))
-        assert np.isfinite(one["joints"]).all()
-    shared = json.loads((out / "predictions.json").read_text())
-    assert (shared["unit"], shared["intrinsics_assumed"]) == ("reference_bone", True)
+        assert (np.shape(hand["keypoints_px"]), np.shape(hand["joints"])) == ((21, 2), (21, 3))
+        assert np.isfinite(hand["joints"]).all()
+    assert (found["unit"], found["intrinsics_assumed"]) == ("reference_bone", True)
 
 
-def test_each_picture_is_read_once_and_results_are_written_meanwhile(
+def stop(done: int, total: int) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_stopped_call_leaves_what_it_has_and_the_next_one_replaces_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped call leaves what it has; the next one replaces it."""
-    read: list[str] = []
-
-    def counted(file: Path) -> Pixels | None:
-        if file.name == "9.png" and len(read) < 10:
-            raise KeyboardInterrupt
-        read.append(file.name)
-        return read_picture(file)
-
-    monkeypatch.setattr(predict_file, "read_picture", counted)
-    words = [str(save_hand(tmp_path / f"{number}.png")) for number in range(10)]
+    monkeypatch.setattr(predict_file, "_BATCH", 8)
+    words, out = [str(save_hand(tmp_path / f"{number}.png")) for number in range(10)], tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        predict(run, words, tmp_path / "out", drawings=2)
-    assert len(read_predictions(tmp_path / "out")) == 8
-    written = sorted(file.name for file in (tmp_path / "out").iterdir())
-    assert written == ["0000_0.jpg", "0001_1.jpg", "predictions.json"]
-    read[:] = ["8.png"] * 10
-    predict(run, words, tmp_path / "out", drawings=0)
-    assert sorted(read[10:]) == [f"{number}.png" for number in range(10)]
-    assert [one["drawing"] for one in read_predictions(tmp_path / "out")] == [None] * 10
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["predictions.json"]  # no drawing of an earlier call
-    mine = tmp_path / "out" / "0001_1.jpg"
+        predict(run, words, out, drawings=2, progress=stop)
+    found = read_predictions(out)
+    assert [hand["image"] for hand in found["predictions"]] == words[:8]
+    assert (found["complete"], found["hands_done"], found["hands"]) == (False, 8, 10)
+    assert sorted(file.name for file in out.iterdir()) == ["0000_0.jpg", "0001_1.jpg", "predictions.json"]
+    predict(run, words, out, drawings=0)
+    found = read_predictions(out)
+    assert [hand["drawing"] for hand in found["predictions"]] == [None] * 10
+    assert (found["complete"], found["hands_done"], found["hands"]) == (True, 10, 10)
+    assert [file.name for file in out.iterdir()] == ["predictions.json"]  # no drawing of an earlier call
+    mine = out / "0001_1.jpg"
     mine.write_bytes(b"mine")
-    with pytest.raises(UserError, match=r"0001_1\.jpg: is none of the drawings there"):
-        predict(run, words, tmp_path / "out", drawings=2)
+    with pytest.raises(UserError, match=r"0001_1\.jpg: exists already"):
+        predict(run, words, out, drawings=2)
     assert mine.read_bytes() == b"mine"
-    predict(run, words, tmp_path / "out", drawings=2, force=True)
-    assert len(read_predictions(tmp_path / "out")) == 10
-    predict(run, [str(mine)], tmp_path / "out", drawings=0, force=True)  # an earlier drawing as the picture
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["0001_1.jpg", "predictions.json"]
+    predict(run, words, out, drawings=2, force=True)
+    predict(run, [str(mine)], out, drawings=0, force=True)  # an earlier drawing as the picture
+    assert sorted(file.name for file in out.iterdir()) == ["0001_1.jpg", "predictions.json"]
 
 
 def test_a_network_that_predicts_the_palm_gives_the_wrist(tmp_path: Path) -> None:
@@ -137,46 +129,24 @@ def test_a_turned_photo_is_predicted_as_it_is_displayed(run: Path, tmp_path: Pat
     np.testing.assert_allclose(turned.keypoints_px, plain.keypoints_px, atol=2)
 
 
-def resnet18_with_linear_head(tensors: dict[str, Tensor], image: Tensor) -> Tensor:
-    """Views (N, 3, S, S) in [0, 1] -> keypoints (N, 21, 2) in pixels of the view, as He et al. 2015 describe it."""
-
-    def convolved(x: Tensor, conv: str, norm: str, stride: int) -> Tensor:
-        kernel = tensors[f"encoder.resnet.{conv}.weight"]
-        x = F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
-        weight, bias, mean, var = (
-            tensors[f"encoder.resnet.{norm}.{name}"] for name in ("weight", "bias", "running_mean", "running_var")
-        )
-        return F.batch_norm(x, mean, var, weight, bias, eps=1e-5)
-
-    mean, std = (torch.tensor(of, dtype=image.dtype).view(3, 1, 1) for of in (
-        (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    ))  # fmt: skip
-    x = F.max_pool2d(convolved((image - mean) / std, "conv1", "bn1", 2).relu(), 3, stride=2, padding=1)
-    for block in (f"layer{layer}.{number}" for layer in (1, 2, 3, 4) for number in (0, 1)):
-        shrinks = f"encoder.resnet.{block}.downsample.0.weight" in tensors
-        skipped = convolved(x, f"{block}.downsample.0", f"{block}.downsample.1", 2) if shrinks else x
-        x = convolved(x, f"{block}.conv1", f"{block}.bn1", 2 if shrinks else 1).relu()
-        x = (convolved(x, f"{block}.conv2", f"{block}.bn2", 1) + skipped).relu()
-    raw = F.linear(x.mean(dim=(2, 3)), tensors["head.weight"], tensors["head.bias"])
-    return (raw.reshape(-1, 21, 3)[..., :2] + 0.5) * image.shape[-1]
-
-
-def test_keypoints_are_those_of_the_tensors_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keypoints_are_those_of_the_network_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the precision of training was. The box makes a view of one block of 8 x 8 pixels per pixel."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # "auto" trains in bf16 on such a CPU
     source = untrained_run(tmp_path / "run", "geometry.side_px=64")
     pixels = drawn_hand(64, 64)
     cv2.imwrite(str(tmp_path / "hand.png"), np.kron(pixels, np.ones((8, 8, 1), np.uint8)))
-    side_px = 512 / load_pose_run(source).box_margin
-    edges = (256 - side_px / 2, 256 + side_px / 2)
-    box_px = (edges[0], edges[0], edges[1], edges[1])
-    (found,) = predict(source, [str(tmp_path / "hand.png")], tmp_path / "out", box_px=box_px).predictions
-
-    network = load_checkpoint(load_pose_run(source).path)["network"]
+    run = load_pose_run(source)
+    low, high = 256 - 256 / run.box_margin, 256 + 256 / run.box_margin
+    (found,) = predict(
+        source, [str(tmp_path / "hand.png")], tmp_path / "out", box_px=(low, low, high, high)
+    ).predictions
+    network = run.network.double()
+    network.normalize.double()
     image = torch.from_numpy(np.ascontiguousarray(pixels[..., ::-1].transpose(2, 0, 1)))[None]
-    tensors = {name: tensor.double() for name, tensor in network.items()}
-    expected_px = 8 * resnet18_with_linear_head(tensors, image.double() / 255)[0].numpy()
-    np.testing.assert_allclose(found.keypoints_px, expected_px, rtol=0, atol=1e-3)
+    with torch.inference_mode():
+        features = network.encoder(network.normalize(image))
+        expected = network.from_features(features, torch.eye(3, dtype=torch.float64)[None], side_px=64)
+    np.testing.assert_allclose(found.keypoints_px, 8 * expected.keypoints_px[0].numpy(), rtol=0, atol=1e-3)
 
 
 def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path) -> None:
@@ -206,7 +176,7 @@ def test_a_file_of_boxes_gives_a_prediction_for_each_hand(run: Path, tmp_path: P
     rows = ("bad.png,4,3,14,13,left", "more/two.png,40,30,140,130,left", "more/two.png,150,20,250,120,right")
     boxes.write_text("\n".join(["file,x0,y0,x1,y1,hand", *rows]), encoding="utf-8-sig")
     assert run_cli("predict", str(run), str(photos), "--box", str(boxes), "--out", str(out), "--pictures", "0") == 0
-    left, right = read_predictions(out)
+    left, right = read_predictions(out)["predictions"]
     assert (left["mirrored"], right["mirrored"], len(list(out.iterdir()))) == (True, False, 1)
     np.testing.assert_allclose(left["box_px"], (90 - 75, 80 - 75, 90 + 75, 80 + 75), atol=0.01)
     cv2.imwrite(str(tmp_path / "mirror.png"), drawn_hand(300, 200)[:, ::-1])
@@ -229,24 +199,38 @@ def test_pictures_come_from_files_and_folders_outside_the_results(run: Path, tmp
         predict(run, [str(files[0])], photos)
 
 
+def save_png_that_does_not_decode(path: Path) -> None:
+    """Sound in its structure, but its compressed data is none."""
+    content = cv2.imencode(".png", drawn_hand(60, 50))[1].tobytes()
+    start = content.index(b"IDAT")
+    length = int.from_bytes(content[start - 4 : start])
+    data = b"IDAT" + bytes(length)
+    rest = content[start + 8 + length :]
+    path.write_bytes(content[:start] + data + zlib.crc32(data).to_bytes(4) + rest)
+
+
 def test_unreadable_pictures_are_left_out_and_named_at_the_end(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others get what they get without them."""
+    """The others get what they get without them, and no other hand is told under their names."""
     photos, out = tmp_path / "photos", tmp_path / "out"
-    good = [str(save_hand(photos / "b.png", 50, 40)), str(save_hand(photos / "d.png", 60, 80))]
+    good = [str(save_hand(photos / "b.png", 50, 40)), str(save_hand(photos / "e.png", 60, 80))]
     expected = [predict(run, [word], tmp_path / "single").predictions[0] for word in good]
     (photos / "a.jpg").write_text("hello")
     save_hand(photos / "c.png", 1, 1)
+    save_png_that_does_not_decode(photos / "d.png")
     assert run_cli("predict", str(run), str(photos), "--out", str(out)) == 0
-    told = capsys.readouterr().err.splitlines()[-3:]
-    assert told[0].startswith("left out 2 pictures, which are not JPEG, PNG, WebP, TIFF or BMP of 4 to")
-    assert [line.strip() for line in told[1:]] == [str(photos / "a.jpg"), str(photos / "c.png")]
-    for one, alone in zip(read_predictions(out), expected, strict=True):
-        np.testing.assert_allclose(one["keypoints_px"], alone.keypoints_px, atol=1e-2)
-    for file in good:
+    told = capsys.readouterr().err.splitlines()[-4:]
+    assert told[0].startswith("left out 3 pictures, which are not JPEG, PNG or WebP of 4 to")
+    assert [line.strip() for line in told[1:]] == [str(photos / name) for name in ("a.jpg", "c.png", "d.png")]
+    found = read_predictions(out)
+    assert [hand["image"] for hand in found["predictions"]] == good
+    for hand, alone in zip(found["predictions"], expected, strict=True):
+        np.testing.assert_allclose(hand["keypoints_px"], alone.keypoints_px, atol=1e-2)
+    assert (found["complete"], found["hands_done"], len(found["unreadable"])) == (True, 5, 3)
+    for file in (*good, str(photos / "d.png")):
         Path(file).write_bytes(b"")
-    with pytest.raises(UserError, match=r"none of 4 pictures can be used, such as .*a\.jpg; expected JPEG"):
+    with pytest.raises(UserError, match=r"none of 5 pictures can be used, such as .*a\.jpg; expected JPEG"):
         predict(run, [str(photos)], tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
@@ -276,14 +260,13 @@ def test_what_is_no_camera_in_pixels_is_refused(content: str, tmp_path: Path) ->
     (tmp_path / "camera.json").write_text(content)
     with pytest.raises(UserError, match=r"no camera matrix in pixels: expected a single one.* at least 10 pixels"):
         read_intrinsics(tmp_path / "camera.json")
-    assert assumed_intrinsics(400, 300).tolist() == [[400, 0, 200], [0, 400, 150], [0, 0, 1]]  # sees 53 degrees
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"images": ["no.png"]}, "no.png': no picture and no folder"),
-        ({"images": ["h\udcff"]}, "the name of this folder is not UTF-8; expected"),
+        ({"images": ["no.png"]}, "no.png': no picture, and no folder"),
+        ({"images": ["h\udcff"]}, "no folder of pictures with a name in UTF-8"),
         ({"box_px": (60.0, 5.0, 90.0, 9.0)}, "show nothing of their images"),
         ({"box_px": (0.1, 0.1, 0.9, 0.9)}, "Are these fractions of the image"),
         ({"images": ["hand.png", "text.txt"], "box_px": (1.0, 2.0, 3.0, 4.0)}, "--box names one place"),

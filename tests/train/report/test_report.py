@@ -28,10 +28,11 @@ from peclr_dali.train.evaluation.evaluate import evaluate
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.metrics import METRICS
 from peclr_dali.train.pose.predict import predict
+from peclr_dali.train.pose.predictions import FILE
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.report.charts import charts
 from peclr_dali.train.report.contents import Measured, as_text, in_words, of_pretraining, read_runs, table
-from peclr_dali.train.report.galleries import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours
+from peclr_dali.train.report.galleries import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours, predictions
 from peclr_dali.train.report.write import write_report
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
 from peclr_dali.train.runs.pictures import read_sheet, save_sheet
@@ -182,6 +183,11 @@ def test_predictions_alone_make_a_page(folder: Path, tmp_path: Path) -> None:
     write_report([], tmp_path / "page.html", predictions=folder / "predicted")
     page = Page((tmp_path / "page.html").read_text())
     assert (page.words["h1"], page.words["h2"]) == ([f"Predictions in {folder / 'predicted'}"], ["Predictions"])
+    stopped = shutil.copytree(folder / "predicted", tmp_path / "stopped")
+    results = json.loads((stopped / FILE).read_text())
+    assert not any("Stopped early" in words for words in page.words["p"])
+    (stopped / FILE).write_text(json.dumps(results | {"complete": False, "hands": 7}))
+    assert predictions(stopped).text.endswith("Stopped early: predict had done 3 of 7 hands.")
     for given, message in ((None, "nothing to show"), (folder / "tuned", "holds no predictions")):
         with pytest.raises(UserError, match=message):
             write_report([], tmp_path / "page.html", predictions=given)
@@ -248,7 +254,7 @@ def test_one_run_is_summed_up_by_its_errors_and_by_the_constants_that_beat_it(fo
     errors: dict[str, Any] = {"pa_epe_cm": (1.5, 1.4, 1.6), "epe_px": (12.34, None, None), "constants": constants}
     assert in_words(with_errors(folder, "tuned", **errors)) == [
         "“tuned” has a PA-EPE of 1.50 cm (95 % interval 1.40 to 1.60).",
-        "“tuned” has a 2D EPE of 12.3 px (no interval: too few groups).",
+        "“tuned” has a 2D EPE of 12.3 px (no interval: too few or too unequal groups).",
         "In 3D, “tuned” is no better than one rigid pose, which does not look at the picture: a PA-EPE of "
         "1.50 cm beside 1.50 cm.",
     ]

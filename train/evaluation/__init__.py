@@ -1,0 +1,1 @@
+"""Measures fine-tuned networks on labelled images."""

@@ -1,0 +1,1 @@
+"""Writes trained networks for other programs."""

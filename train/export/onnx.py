@@ -1,0 +1,113 @@
+"""Writes the pose network of a run as ONNX."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from peclr_dali.models.pose import PoseNetwork
+from peclr_dali.skeleton import HAND
+from peclr_dali.train.config.load import to_dict
+from peclr_dali.train.export.weights import card_beside, model_card
+from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
+from peclr_dali.writing import write_bytes, write_text
+
+OPSET: Final = 18  # onnxruntime 1.14 and later support it
+INPUTS: Final = ("image", "intrinsics")
+OUTPUTS: Final = ("keypoints_px", "joints")
+PARITY: Final = (1e-3, 1e-4)
+"""Largest differences from torch: of keypoints in pixels, of joints as a share of the largest coordinate."""
+
+
+def random_views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Random pictures (count, 3, S, S), and camera matrices (count, 3, 3) as of views: rotated and off centre."""
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randint(0, 256, (count, 3, side_px, side_px), generator=generator, dtype=torch.uint8)
+    intrinsics = side_px * (3 * torch.eye(3) + torch.rand(count, 3, 3, generator=generator))
+    intrinsics[:, 2] = torch.tensor([0.0, 0.0, 1.0])
+    return image, intrinsics
+
+
+class PoseOnnx(nn.Module):
+    """A pose network with the two outputs of its ONNX file."""
+
+    def __init__(self, network: PoseNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor, intrinsics: Tensor) -> tuple[Tensor, Tensor]:
+        """Views (N, 3, S, S) uint8 and their intrinsics (N, 3, 3) -> keypoints (N, K, 2) px, joints (N, K, 3)."""
+        output = self.network(image, intrinsics)
+        return output.keypoints_px, output.joints
+
+
+def export_onnx(source: Path, out: Path) -> str:
+    """Write the pose network of a fine-tuning run as ONNX, and compare it with torch in onnxruntime; returns a line.
+
+    Inputs are `image` (N, 3, S, S) uint8 RGB, the view, and `intrinsics` (N, 3, 3) float32 of that view
+    (`view_intrinsics` in models/pose.py); outputs `keypoints_px` (N, K, 2) in the view's pixels, corner-based, and
+    `joints` (N, K, 3) in the camera's frame, in reference bones. N is free, S is the run's. The file's metadata say
+    under "preprocessing" how a picture becomes `image`; docs/export.md has an example.
+
+    Raises:
+        UserError: `source` is no fine-tuning run.
+        RuntimeError: the file's results differ from torch's; it is not written.
+    """
+    import onnxruntime
+    import onnxscript  # noqa: F401  # torch's exporter needs it; now, before the work
+
+    run = load_pose_run(source)
+    side_px = run.config.geometry.side_px
+    network = PoseOnnx(run.network).eval()
+    batch = torch.export.Dim("batch", min=1)
+    logging.getLogger("torch.onnx._internal.exporter._schemas").setLevel(logging.ERROR)  # about torch's own code
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            network, random_views(2, side_px, seed=0), dynamo=True, dynamic_shapes=({0: batch}, {0: batch}),
+            input_names=INPUTS, output_names=OUTPUTS, opset_version=OPSET, external_data=False, verbose=False,
+        )  # fmt: skip
+    assert program is not None
+    program.model.metadata_props["preprocessing"] = json.dumps(preprocessing(run))
+    model = program.model_proto.SerializeToString()
+    views = random_views(3, side_px, seed=3)  # another batch size than the traced one
+    session: Any = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    outputs = session.run(list(OUTPUTS), {name: view.numpy() for name, view in zip(INPUTS, views, strict=True)})
+    with torch.inference_mode():
+        expected = [output.numpy() for output in network(*views)]
+    off_px, off = (float(np.abs(ours - torchs).max()) for ours, torchs in zip(outputs, expected, strict=True))
+    if not (off_px <= PARITY[0] and off <= PARITY[1] * max(1.0, np.abs(expected[1]).max())):
+        raise RuntimeError(
+            f"{out} was not written: in onnxruntime the network's keypoints are up to {off_px:.2g} px from torch's, "
+            f"its joints {off:.2g} reference bones"
+        )
+    write_bytes(out, model)
+    write_text(card_beside(out), json.dumps(model_card(to_dict(run.config), run.step, run.path), indent=2))
+    return (
+        f"{run.config.encoder.name} with its pose head, views of {side_px} px, any batch, opset {OPSET}; at most "
+        f"{off_px:.1g} px from torch in onnxruntime"
+    )
+
+
+def preprocessing(run: PoseRun) -> dict[str, Any]:
+    """What the ONNX file says about its inputs and outputs."""
+    geometry = run.config.geometry
+    return {
+        "image": "uint8 RGB, NCHW: the square about the box's centre, its side the box's longer one times box_margin",
+        "frame": "corner-based: the centre of the first pixel is (0.5, 0.5); OpenCV counts it as (0, 0)",
+        "side_px": geometry.side_px,
+        "box_margin": run.box_margin,
+        "halved_before_the_warp": geometry.antialias,
+        "outside_of_the_picture": geometry.fill,
+        "keypoints": HAND.keypoints,
+        "keypoint_0_of_keypoints_px": "palm" if run.config.pose.first_keypoint == "palm" else "wrist",
+        "joints": "in the camera's frame, in lengths of the middle finger's first phalanx",
+        "depths_were_learnt": run.depth,
+    }

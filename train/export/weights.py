@@ -1,0 +1,102 @@
+"""Writes the encoder of a run, or its whole pose network, as a file of weights, with a model card beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from peclr_dali.models.encoders import make_encoder
+from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
+from peclr_dali.parsing import parse_json
+from peclr_dali.train.config.load import to_dict
+from peclr_dali.train.export.vitpose import VITPOSE_PICTURE_PX, vitpose_call, vitpose_from_timm
+from peclr_dali.train.pose.pose_run import load_pose_run
+from peclr_dali.train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.writing import whole_file, write_bytes, write_text
+
+
+def export_encoder(source: Path, out: Path, *, keys: Literal["vitpose"] | None = None) -> str:
+    """Write the encoder of a checkpoint or of a run's folder (see `find_checkpoint`) as .safetensors or .pth.
+
+    Tensors have the names of torchvision or timm, in float32, or of ViTPose's ViT; in a .pth these are under
+    "state_dict", as HaMeR reads them. Returns a line about the written file and its checkpoint.
+
+    Raises:
+        UserError: there is no checkpoint, or the encoder is no ViT such as ViTPose's.
+    """
+    path = find_checkpoint(source, "the folder of a run, with checkpoints/ in it, or a checkpoint")
+    saved = load_checkpoint(path)
+    name, side_px = saved["config"]["encoder"]["name"], saved["config"]["geometry"]["side_px"]
+    encoder = make_encoder(name, side_px)
+    encoder.load_weights(saved["network"], str(path), name)
+    state = encoder.library_state_dict()
+    card, note = model_card(saved["config"], saved["step"], path), encoder.note_on_file(out)
+    if keys == "vitpose":
+        vit = getattr(encoder, encoder.inner)
+        state, note = vitpose_from_timm(vit, state), vitpose_call(vit)
+        card["height_width_px"] = VITPOSE_PICTURE_PX
+    state = {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in state.items()}
+    is_wrapped = keys == "vitpose" and out.suffix == ".pth"
+    save_tensors({"state_dict": state} if is_wrapped else state, out, card | {"tensors": note})
+    return f"{name} of {path}, {note}"
+
+
+def export_network(source: Path, out: Path) -> str:
+    """Write the pose network of a fine-tuning run as .safetensors in half precision.
+
+    `evaluate`, `predict`, `finetune --from` and `export` take the file as a run. Weights are rounded to float16, unless
+    a tensor's would overflow; statistics of batch norm stay as they are. The file's metadata have the tables of the
+    configuration that the network needs. Returns and raises as `export_encoder`.
+    """
+    run = load_pose_run(source)
+    learnt = dict(run.network.named_parameters())
+    state = {key: _halved(value) if key in learnt else value for key, value in run.network.state_dict().items()}
+    config = to_dict(run.config)
+    needed = {name: config[name] for name in ("encoder", "pose", "geometry", "data")}
+    about = {"format": FORMAT, "step": run.step, "config": needed, "depth": run.depth}
+    save_tensors(state, out, model_card(config, run.step, run.path), {METADATA_KEY: json.dumps(about)})
+    return f"{run.config.encoder.name} with its pose head of {run.path}, {out.stat().st_size / 1e6:.1f} MB"
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    half = tensor.half()
+    return half if bool(half.isfinite().all()) else tensor
+
+
+def model_card(config: Mapping[str, Any], steps: int, checkpoint: Path) -> dict[str, Any]:
+    """What an exported file says about its input and its training; the configuration has the data and augmentations."""
+    versions, side_px = RunFolder(checkpoint.parent.parent, keep=1).versions_file, config["geometry"]["side_px"]
+    return {
+        "encoder": config["encoder"]["name"],
+        "height_width_px": (side_px, side_px),
+        "normalisation": {"pixels": "RGB, 0 to 1", "mean": IMAGENET_MEAN, "deviation": IMAGENET_STD},
+        "steps": steps,
+        "commit": parse_json(versions.read_bytes())["commit"] if versions.is_file() else "not stated",
+        "licence": {"code": "MIT", "data": "not stated", "starting weights": "not stated"},
+        "configuration": config,
+    }
+
+
+def card_beside(out: Path) -> Path:
+    """The JSON file with the model card of an exported file."""
+    return out.with_name(f"{out.name}.json")
+
+
+def save_tensors(
+    content: Mapping[str, Any], out: Path, card: Mapping[str, Any], note: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors by name and their card: with card and note in a .safetensors, else by torch.save without them."""
+    if out.suffix == ".safetensors":
+        tensors = {key: value.contiguous() for key, value in content.items()}
+        write_bytes(out, save(tensors, metadata={"format": "pt", "card": json.dumps(card), **(note or {})}))
+    else:
+        with whole_file(out) as file:
+            torch.save(content, file)
+    write_text(card_beside(out), json.dumps(card, indent=2))

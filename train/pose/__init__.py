@@ -1,0 +1,1 @@
+"""Poses: labels, losses, metrics, validation and prediction."""
