@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -154,8 +154,8 @@ class Probe:
             points_px = torch.from_numpy(index.keypoints_px[batch.samples[:, 0].numpy()]).double()
             return batch.views[0].image, points_px @ affine[:, :, :2].mT + affine[:, None, :, 2]
 
-        load = partial(of_canonical_views, read, index, rows, config, world)
-        places, (images, points_px) = on_all_ranks(world, load)
+        with on_all_ranks(world):
+            places, (images, points_px) = of_canonical_views(read, index, rows, config, world)
         self._chunks = [*zip(torch.split(places, _CHUNK), torch.split(images, _CHUNK), strict=True)]
         table = torch.zeros(len(rows), 2 * len(HAND) + 1, dtype=torch.float64)
         table[places, :-1], table[places, -1] = points_px.flatten(1) / side_px - 0.5, 1
@@ -198,6 +198,30 @@ class Probe:
                 table[places.to(device)] = network.encoder(network.normalize(image.to(device))).double()
         network.train(training)
         return self._world.sum_(table).cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeValidator:
+    """Probes the encoder of pre-training: after the first step, every so many steps, and after the last step.
+
+    Attributes:
+        probe: None: never.
+    """
+
+    probe: Probe | None
+    network: ContrastiveNetwork
+    autocast_dtype: torch.dtype | None
+    every: int
+    total_steps: int
+
+    def should_validate(self, step: int) -> bool:
+        """See `trainer.Validator`."""
+        return self.probe is not None and (step in (1, self.total_steps) or step % self.every == 0)
+
+    def validate(self, step: int) -> dict[str, float]:
+        """See `trainer.Validator`."""
+        assert self.probe is not None  # else it should not
+        return {"step": step, **self.probe.figures(self.network, self.autocast_dtype)}
 
 
 def _epe_px_of_224(read: Tensor, true: Tensor) -> float:

@@ -23,7 +23,7 @@ from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.probe import fit_ridge, of_canonical_views
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.log import progress_bar
-from peclr_dali.train.trainer import set_threads
+from peclr_dali.train.runs.run import set_threads
 from peclr_dali.train.weights import start_pose_network
 
 log = logging.getLogger(__name__)

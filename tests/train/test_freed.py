@@ -12,14 +12,14 @@ import pytest
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.steps.training_state import TrainingState
+from peclr_dali.train.steps.train_state import TrainState
 from tests.train import tiny_hands, tiny_run
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
 
 def in_memory() -> list[Any]:
-    return [one for one in gc.get_objects() if issubclass(type(one), TrainingState)]
+    return [one for one in gc.get_objects() if issubclass(type(one), TrainState)]
 
 
 def check_freed(run: Callable[[Any], RunFolder], config: Any) -> None:

@@ -79,11 +79,10 @@ def rows_of(out: Path) -> list[dict[str, float]]:
 
 
 def samples_of_steps(out: Path) -> dict[int, list[int]]:
-    """Samples of every step in global order, over the ranks' files; where rows hold pairs, the partners follow them."""
+    """Samples of every step in global order, over the ranks' files, those of a row's views one after the other."""
     rows = [json.loads(line) for file in out.glob("samples-rank*.jsonl") for line in file.read_text().splitlines()]
     rows.sort(key=lambda row: row["first"])
     steps: dict[int, list[int]] = {row["step"]: [] for row in sorted(rows, key=lambda row: row["step"])}
-    for key in ("samples", "partners"):
-        for row in rows:
-            steps[row["step"]] += row.get(key, [])
+    for row in rows:
+        steps[row["step"]] += [sample for views in row["samples"] for sample in views]
     return steps

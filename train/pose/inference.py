@@ -23,7 +23,7 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.steps.training_state import PRECISIONS
+from peclr_dali.train.steps.precision import PRECISIONS
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -133,28 +133,29 @@ def estimate_poses(
     parts: list[tuple[Tensor, ...]] = []
     images: dict[int, npt.NDArray[np.uint8]] = {}
 
-    def estimate_share() -> None:
-        with canonical_loader(index, np.arange(count), each, config, world, rotation_deg) as loader:
-            for step, made in enumerate(loader):
-                view, rows = made.to(world.device).views[0], made.samples[:, 0]
-                source = to_device(intrinsics[rows.numpy()], world.device).to(dtype)
-                of_view = view_intrinsics(source, view.source_to_view_px)  # not in 16 bits
-                with inference(world.device, autocast_dtype):
-                    output = network(view.image, of_view)
-                affine = view.source_to_view_px.double().cpu()
-                in_source = from_view(output.keypoints_px.double().cpu(), affine)
-                parts.append((made.positions, rows, in_source, output.joints.double().cpu(), affine))
-                for row, position in enumerate(made.positions.tolist()):
-                    if len(images) < keep_images and position < count:
-                        images[position] = view.image[row].permute(1, 2, 0).cpu().numpy()
-                if progress is not None:
-                    progress(min((step + 1) * each * world.world_size, count), count)
+    with (
+        on_all_ranks(world),
+        canonical_loader(index, np.arange(count), each, config, world, rotation_deg) as loader,
+    ):
+        for step, made in enumerate(loader):
+            view, rows = made.to(world.device).views[0], made.samples[:, 0]
+            source = to_device(intrinsics[rows.numpy()], world.device).to(dtype)
+            of_view = view_intrinsics(source, view.source_to_view_px)  # not in 16 bits
+            with inference(world.device, autocast_dtype):
+                output = network(view.image, of_view)
+            affine = view.source_to_view_px.double().cpu()
+            in_source = from_view(output.keypoints_px.double().cpu(), affine)
+            parts.append((made.positions, rows, in_source, output.joints.double().cpu(), affine))
+            for row, position in enumerate(made.positions.tolist()):
+                if len(images) < keep_images and position < count:
+                    images[position] = view.image[row].permute(1, 2, 0).cpu().numpy()
+            if progress is not None:
+                progress(min((step + 1) * each * world.world_size, count), count)
 
-    on_all_ranks(world, estimate_share)
     of_all_ranks = [part for of_rank in world.gather_objects(parts) for part in of_rank]
     positions, *tables = (torch.cat(columns) for columns in zip(*of_all_ranks, strict=True))
     in_order = positions.argsort()[:count]  # without the surplus rows
-    samples, in_px, in_3d, affine = (table[in_order].numpy() for table in tables)
+    samples, in_px, in_3d, matrices = (table[in_order].numpy() for table in tables)
     side_px = config.geometry.side_px
     return Poses(
         samples,
@@ -162,7 +163,7 @@ def estimate_poses(
         in_3d,
         np.array(list(images), np.int64),
         np.stack(list(images.values())) if images else np.empty((0, side_px, side_px, 3), np.uint8),
-        affine,
+        matrices,
     )
 
 

@@ -1,0 +1,100 @@
+"""A run: its configuration, ranks and folder, from its start to its end."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, TypeAlias, TypeVar
+
+import torch
+
+from peclr_dali.machine import available_cores
+from peclr_dali.models.config import EncoderConfig
+from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import FREE_BETWEEN_RANKS, first_different_key, flatten, to_dict
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.all_ranks import on_all_ranks, require_same
+from peclr_dali.train.distributed.world import World, described_world, joined
+from peclr_dali.train.runs.folder import Resume, RunFolder
+from peclr_dali.train.steps.precision import resolve_precision
+
+C = TypeVar("C", Config, FinetuneConfig)
+
+
+@dataclass(frozen=True)
+class Run(Generic[C]):
+    """A run whose ranks are connected and whose folder is locked.
+
+    Attributes:
+        config: its configuration. If it is resumed, it names the weights that the run began with.
+        checkpoint: to go on from; None: start anew.
+    """
+
+    config: C
+    world: World
+    folder: RunFolder
+    checkpoint: Path | None = None
+
+    @property
+    def encoder(self) -> EncoderConfig:
+        """The encoder to build. If a checkpoint will be restored, no starting weights are read."""
+        encoder = self.config.encoder
+        return encoder if self.checkpoint is None else replace(encoder, weights="random")
+
+
+AnyRun: TypeAlias = Run[Config] | Run[FinetuneConfig]
+
+
+@contextmanager
+def started_run(config: C, resume: Resume) -> Iterator[Run[C]]:
+    """Connect the ranks, lock the folder, and set threads and seed; disconnect at the end of the `with` block.
+
+    Raises:
+        UserError: the environment is inconsistent, batch, micro-batch and number of ranks do not fit each other, the
+            ranks differ, or the folder cannot be used.
+    """
+    train, world = config.train, described_world(config.train.device)
+    # Before the ranks connect: if this check fails, it fails on all ranks, and none waits for another.
+    micro_batch_share(train.batch, train.micro_batch, world.rank, world.world_size)
+    folder = RunFolder(Path(config.run.out), keep=config.run.keep)
+    checkpoint, encoder = None, config.encoder
+    with joined(world, config.run.rank_timeout_s), ExitStack() as held:
+        _require_same_configuration(world, config)
+        with on_all_ranks(world):
+            if world.is_main:
+                held.enter_context(folder.lock())
+                checkpoint = folder.check(config, resume)
+                encoder = config.encoder if checkpoint is None else folder.read_config().encoder
+        checkpoint, encoder = world.gather_objects((checkpoint, encoder))[0]
+        held.callback(gc.unfreeze)  # of what training froze
+        set_threads(train.threads, world)
+        torch.manual_seed(config.run.seed)
+        yield Run(replace(config, encoder=encoder), world, folder, checkpoint)
+
+
+def set_threads(threads: int | None, world: World) -> None:
+    """Set torch's CPU threads: as configured, but no more than cores, else this process's share of the cores.
+
+    torchrun's default is one thread per process. A single process keeps torch's choice, limited by the quota of CPU
+    time.
+    """
+    cores = available_cores()
+    share = max(1, cores // world.local_world_size)
+    usual = share if world.local_world_size > 1 else min(share, torch.get_num_threads())
+    torch.set_num_threads(min(threads or usual, cores))  # more would wait for each other
+
+
+def _require_same_configuration(world: World, config: Config | FinetuneConfig) -> None:
+    """Ranks with other settings would wait for each other in vain, or train other weights without a message."""
+    mine = dict(flatten(to_dict(config)))
+    everybody = world.gather_objects(mine)
+    for other in everybody:
+        if (key := first_different_key(everybody[0], other, FREE_BETWEEN_RANKS)) is not None:
+            remedy = "Start all ranks with the same files and options"
+            require_same(world, f"values of {key}", repr(mine.get(key)), remedy)
+    precision = resolve_precision(config, world.device)
+    require_same(world, "precisions", precision, "Set train.precision to one that all hosts have")
