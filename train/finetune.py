@@ -14,9 +14,7 @@ from torch import Tensor
 from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.loader.read import Quarantine
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.train.batches import load_batches, load_images
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.distributed.all_ranks import on_all_ranks
@@ -32,7 +30,7 @@ from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpointer import Checkpointer, resume_or_claim
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.meter import Meter
-from peclr_dali.train.runs.run import Run, started_run
+from peclr_dali.train.runs.run import Run, load_batches, load_images, started_run
 from peclr_dali.train.steps.precision import PRECISIONS, autocast_dtype, casts_once, on_device, resolve_precision
 from peclr_dali.train.steps.train_state import TrainState, build_state
 from peclr_dali.train.trainer import train
@@ -60,16 +58,16 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
             start = start_pose_network(run.encoder, config.pose, config.geometry.side_px)
             start.network.encoder.requires_grad_(not config.train.frozen)
             network = on_device(start.network, config, world)
-            state = build_state(config, network, pose_optimizer(config, network), steps_per_epoch)
+            optimizer = pose_optimizer(config, network)
+            state = build_state(config, network, optimizer, steps_per_epoch)
             step = build_step(config, network, state, labels, world)
             validator = PoseValidator(run, network, state, held_out, depth=start.depth or labels.in_metres)
 
-        quarantine = Quarantine()
-        bad_files = BadFiles(run, index, quarantine)
+        bad_files = BadFiles(run, index)
         if not resume_or_claim(run, index, state, bad_files, validator):
             return run.folder
 
-        loader = load_batches(run, index, state, quarantine, views=1)
+        loader = load_batches(run, index, state, bad_files.quarantine, views=1)
         encoder = f"{run.encoder.name}{' and head' if start.keeps_head else ''} from {start.origin}"
         labelled = int(labels.keypoints_px.any(axis=(1, 2), where=~np.isnan(labels.keypoints_px)).sum())
         trained, held_out_count = "frozen" if config.train.frozen else "trained", len(held_out[0]) if held_out else "no"

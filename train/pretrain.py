@@ -16,11 +16,9 @@ from peclr_dali.models.equivariance import build_undo
 from peclr_dali.models.network import ContrastiveNetwork, build_network, health
 from peclr_dali.models.nt_xent import NTXent, loss_at_chance
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.loader.read import Quarantine
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import rows_per_batch
 from peclr_dali.pipelines.samples.shares import micro_batch_share
-from peclr_dali.train.batches import load_batches, load_images
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.interrupt import StopSignals
@@ -31,7 +29,7 @@ from peclr_dali.train.runs.checkpointer import Checkpointer, resume_or_claim
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.runs.pictures import save_loss
-from peclr_dali.train.runs.run import started_run
+from peclr_dali.train.runs.run import load_batches, load_images, started_run
 from peclr_dali.train.steps.embed import ViewEmbedder
 from peclr_dali.train.steps.exact import ExactStep, StepResult
 from peclr_dali.train.steps.optim import build_optimizer
@@ -69,16 +67,16 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
 
         with on_all_ranks(world):
             network = on_device(build_network(run.encoder, config.projector, config.geometry.side_px), config, world)
-            state = build_state(config, network, pretraining_optimizer(config, network), steps_per_epoch)
+            optimizer = pretraining_optimizer(config, network)
+            state = build_state(config, network, optimizer, steps_per_epoch)
             exact = build_step(config, network, state, world, loss)
         step = StepGraph(exact) if is_recorded(config, world) else exact
 
-        quarantine = Quarantine()
-        bad_files = BadFiles(run, index, quarantine)
+        bad_files = BadFiles(run, index)
         if not resume_or_claim(run, index, state, bad_files):
             return run.folder
 
-        loader = load_batches(run, index, state, quarantine, views=VIEWS)
+        loader = load_batches(run, index, state, bad_files.quarantine, views=VIEWS)
         _log_sources(index, config.train.batch)
         validator = build_validator(config, index, network, state, world)
         with (

@@ -25,13 +25,13 @@ class BadFiles:
     Checkpoints keep the counts, so a resumed run continues them. Ranks sum them regularly and before checkpoints; rank
     0 then rewrites quarantine.jsonl, with a row for each bad file, the most frequent first.
 
-    Args:
+    Attributes:
         quarantine: the bad files that this rank's loader has met, with their reasons.
     """
 
-    def __init__(self, run: AnyRun, index: Index, quarantine: Quarantine) -> None:
+    def __init__(self, run: AnyRun, index: Index) -> None:
         self._world, self._file, self._every = run.world, run.folder.quarantine_file, run.config.run.log_every
-        self._index, self._quarantine = index, quarantine
+        self._index, self.quarantine = index, Quarantine()
         self._limits = [source.max_bad_share for source in run.config.data]
         self._ends = np.cumsum(index.counts)
         self._used = np.zeros(len(self._ends), np.int64)  # of this rank, since the last sum, from each source
@@ -62,7 +62,7 @@ class BadFiles:
 
     def sum_ranks(self) -> None:
         """Sum the counts of all ranks, which call it together."""
-        reasons = self._quarantine.reasons
+        reasons = self.quarantine.reasons
         everybody = self._world.gather_objects((self._used, self._met, {row: reasons[row] for row in self._met}))
         for used, met, why in everybody:
             self._total_used = self._total_used + used

@@ -82,7 +82,7 @@ def pretrain_where_rank_1_has_no_room(action: str, settings: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "code"), [("batches.load_index", 2), ("pretrain.Meter", 1)], ids=["agreed", "alone"]
+    ("action", "code"), [("runs.run.load_index", 2), ("pretrain.Meter", 1)], ids=["agreed", "alone"]
 )
 def test_ranks_leave_at_once_when_one_has_no_room(action: str, code: int, images: Path, tmp_path: Path) -> None:
     """The others would wait for ten minutes. Outside of `on_all_ranks` they see that the connection is closed."""

@@ -14,7 +14,7 @@ import torch
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS, Quarantine
+from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import EpochOrder
@@ -115,9 +115,8 @@ def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
     for limits, too_many in (((0.01, 0.2), False), ((0.2, 0.01), True)):
         data = tuple(DataConfig(max_bad_share=limit) for limit in limits)
         run = Run(Config(data=data), World(), RunFolder(tmp_path, keep=1))
-        quarantine = Quarantine()
-        quarantine.add(98, Path("48.jpg"), "empty file")
-        bad_files = BadFiles(run, join(sources, [1, 1]), quarantine)
+        bad_files = BadFiles(run, join(sources, [1, 1]))
+        bad_files.quarantine.add(98, Path("48.jpg"), "empty file")
         bad_files.count(batch, step=run.config.run.log_every)
         assert bad_files.too_many is too_many
         if too_many:

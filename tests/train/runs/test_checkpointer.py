@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.loader.read import Quarantine
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.pretraining import Config, RunConfig
 from peclr_dali.train.distributed.world import World
@@ -43,7 +42,7 @@ class Saving:
         self.config_file = folder.config_file
         self.config_file.parent.mkdir(exist_ok=True)
         self.config_file.touch()
-        self.checkpointer = Checkpointer(run, index, self.state, BadFiles(run, index, Quarantine()), draw=self.draw)
+        self.checkpointer = Checkpointer(run, index, self.state, BadFiles(run, index), draw=self.draw)
 
     def draw(self, folder: RunFolder) -> None:
         self.drawn.append(len(folder.checkpoints.paths()))
