@@ -31,7 +31,7 @@ from peclr_dali.train.runs.checkpointer import Checkpointer, resume_or_claim
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.runs.run import Run, load_batches, load_images, started_run
-from peclr_dali.train.steps.precision import PRECISIONS, autocast_dtype, casts_once, on_device, resolve_precision
+from peclr_dali.train.steps.precision import autocast_dtype, casts_once, on_device
 from peclr_dali.train.steps.train_state import TrainState, build_state
 from peclr_dali.train.trainer import train
 from peclr_dali.train.weights import start_pose_network
@@ -110,8 +110,7 @@ def build_step(
         scaler=state.scaler,
         world=world,
     )
-    dtype, _ = PRECISIONS[resolve_precision(config, world.device)]
-    return LabelledStep(gradient, labels, config.pose, dtype)
+    return LabelledStep(gradient, labels, config.pose)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,17 +119,16 @@ class LabelledStep:
 
     Attributes:
         labels: of all images.
-        dtype: of the targets.
     """
 
     gradient: PoseStep
     labels: PoseLabels
     pose: PoseConfig
-    dtype: torch.dtype
 
     def __call__(self, batch: Batch) -> PoseStepResult:
         """See `trainer.Step`."""
-        targets = self.labels.of_view(batch.views[0], batch.samples[:, 0], self.pose, self.dtype)
+        dtype = next(self.gradient.network.parameters()).dtype
+        targets = self.labels.of_view(batch.views[0], batch.samples[:, 0], self.pose, dtype)
         with casts_once(self.gradient.world.device):
             return self.gradient(batch, targets)
 

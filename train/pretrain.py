@@ -23,7 +23,7 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.interrupt import StopSignals
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.probe import ProbeValidator, build_probe
+from peclr_dali.train.probe import ProbeValidator
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpointer import Checkpointer, resume_or_claim
 from peclr_dali.train.runs.folder import Resume, RunFolder
@@ -78,7 +78,7 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
 
         loader = load_batches(run, index, state, bad_files.quarantine, views=VIEWS)
         _log_sources(index, config.train.batch)
-        validator = build_validator(config, index, network, state, world)
+        validator = ProbeValidator(config, index, network, state, world)
         with (
             loader,
             StopSignals(alone=world.world_size == 1) as stop,
@@ -132,20 +132,6 @@ def build_step(
 def is_recorded(config: Config, world: World) -> bool:
     """Whether steps are recorded, which a CPU cannot do."""
     return config.train.cuda_graph and world.device.type == "cuda"
-
-
-def build_validator(
-    config: Config, index: Index, network: ContrastiveNetwork, state: TrainState, world: World
-) -> ProbeValidator:
-    """The probe of a run's encoder, if it is configured and there are labelled images."""
-    every_epochs, steps_per_epoch = config.probe.every_epochs, state.total_steps // config.train.epochs
-    return ProbeValidator(
-        build_probe(index, config, world) if every_epochs > 0 else None,
-        network,
-        autocast_dtype(config, world),
-        every=max(1, round(every_epochs * steps_per_epoch)),
-        total_steps=state.total_steps,
-    )
 
 
 def embedding_health(result: StepResult) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ from tests.train.tiny_step import SIDE_PX, Recompute, assert_same, buffers, exac
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
+def bytes_of(network: nn.Module, forward: Callable[[], object]) -> int:
+    graph = GraphBytes(network)
+    with graph:
+        forward()
+    return graph.count
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])  # meta: without data, and so without addresses
 def test_graph_memory_counts_each_saved_block_once_and_no_parameters(device: str) -> None:
     weight = nn.Linear(16, 16, bias=False, device=device)
@@ -31,10 +39,7 @@ def test_graph_memory_counts_each_saved_block_once_and_no_parameters(device: str
         hidden: Tensor = weight(x)  # saves x and the weight
         return torch.tanh(hidden) * hidden.sin()  # saves tanh's result (twice), hidden, sin's result
 
-    graph = GraphBytes(weight)
-    with graph:
-        forward()
-    assert graph.count == 4 * 126 * 512  # 1001 * 16 * 4 bytes, in blocks of a GPU
+    assert bytes_of(weight, forward) == 4 * 126 * 512  # 1001 * 16 * 4 bytes, in blocks of a GPU
 
 
 @pytest.mark.parametrize(
@@ -50,10 +55,8 @@ def test_the_graph_of_a_micro_batch_fits_the_card_of_the_overlay(files: tuple[st
 
     def graph_bytes(pictures: int) -> int:
         picture = torch.zeros(pictures, 3, config.geometry.side_px, config.geometry.side_px, dtype=torch.uint8)
-        graph = GraphBytes(built)
-        with graph, torch.autocast("cpu", dtype=torch.bfloat16):
-            built(picture)
-        return graph.count
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return bytes_of(built, lambda: built(picture))
 
     of_a_picture = (graph_bytes(6) - graph_bytes(2)) / 4
     of_the_rest = graph_bytes(2) - 2 * of_a_picture + 16 * sum(parameter.numel() for parameter in built.parameters())
@@ -130,10 +133,8 @@ def test_auto_keeps_graphs_that_fit(
     """Into 80 % of what is free before the first step, with gradients twice, Adam's two moments, what is reserved."""
     model, reserved = network(), 1000
     step = exact_step(model, batch=6, micro_batch=2)
-    graph = GraphBytes(model)
-    with graph:
-        step.embed(images(6), slice(0, 2))
-    needed = fitting * graph.count + 4 * 8 * sum(p.numel() for p in model.parameters()) + reserved
+    graph_bytes = bytes_of(model, lambda: step.embed(images(6), slice(0, 2)))
+    needed = fitting * graph_bytes + 4 * 8 * sum(p.numel() for p in model.parameters()) + reserved
     free = iter([needed / 0.8])  # what is free later depends on the loader
     monkeypatch.setattr("peclr_dali.train.steps.exact.free_bytes", lambda world, headroom_bytes: next(free))
     step = exact_step(model, batch=6, micro_batch=2, reserved_bytes=reserved, spare_graphs=spare)

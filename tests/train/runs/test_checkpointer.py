@@ -6,51 +6,37 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.train.config.pretraining import Config, RunConfig
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpointer import Checkpointer, copy_to_host
-from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.runs.run import Run
-from peclr_dali.train.steps.train_state import build_state
-from tests.full_disk import files_of_at_most
+from tests.train.tiny_run import plain_run
 
 LOSS = torch.ones(())
 
 
 class Saving:
-    """A run of four steps, of a network of one tensor, whose checkpoints are saved after every second one."""
+    """A run whose checkpoints are saved after every second step."""
 
     def __init__(self, root: Path) -> None:
-        config = Config(run=RunConfig(checkpoint_every=2))
-        folder = RunFolder(root, keep=9)
-        run = Run(config, World(), folder)
+        run, self.state = plain_run(root, World(), "run.checkpoint_every=2")
         index = Index("none", root, ["0.jpg"], np.zeros((1, 3), np.float32))
-        self.layer = nn.Linear(5000, 1, bias=False)
-        optimizer = torch.optim.SGD(self.layer.parameters(), lr=0.0)
-        self.state = build_state(config, self.layer, optimizer, 4)
-        self.disk = folder.checkpoints
-        self.drawn: list[int] = []
-        self.config_file = folder.config_file
-        self.config_file.parent.mkdir(exist_ok=True)
-        self.config_file.touch()
+        self.disk, self.draw = run.folder.checkpoints, Mock()
         self.checkpointer = Checkpointer(run, index, self.state, BadFiles(run, index), draw=self.draw)
 
-    def draw(self, folder: RunFolder) -> None:
-        self.drawn.append(len(folder.checkpoints.paths()))
-
-    def step_to(self, step: int) -> None:
-        """Weights are the number of the step."""
+    def step_to(self, step: int) -> Tensor:
+        """Let all weights be the number of the step, and return them."""
         self.state.steps_done = step
-        self.layer.weight.data.fill_(step)
+        (weight,) = self.state.network.parameters()
+        return weight.data.fill_(step)
 
     def saved(self) -> dict[int, float]:
         """Steps and weights."""
@@ -60,18 +46,22 @@ class Saving:
 
 @pytest.fixture
 def saving(tmp_path: Path) -> Iterator[Saving]:
-    made = Saving(tmp_path / "run")
+    made = Saving(tmp_path)
     with made.checkpointer:
         yield made
 
 
-def test_it_saves_when_it_is_due_and_at_once_when_it_is_asked_to(saving: Saving) -> None:
+def test_it_saves_when_it_is_due_when_it_is_asked_to_and_before_errors(
+    saving: Saving, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And goes on if the curves cannot be drawn."""
+    saving.draw.side_effect = [None, ZeroDivisionError, None]
     for step in (1, 2, 3):
         saving.step_to(step)
         saving.checkpointer.save(LOSS)
     saving.checkpointer.save(LOSS, at_once=True)
     assert saving.saved() == {2: 2.0, 3: 3.0}
-    assert saving.drawn == [1, 2]
+    assert caplog.messages == ["the curves cannot be drawn after step 3: ZeroDivisionError"]
     saving.step_to(5)
     with pytest.raises(UserError, match="no substitute"), saving.checkpointer.saved_before_errors():
         raise UserError("no substitute")
@@ -80,28 +70,26 @@ def test_it_saves_when_it_is_due_and_at_once_when_it_is_asked_to(saving: Saving)
 
 @pytest.mark.parametrize(("loss", "weight"), [(torch.nan, 1.0), (1.0, torch.inf)])
 def test_what_is_not_finite_is_never_saved(loss: float, weight: float, saving: Saving) -> None:
-    saving.step_to(2)
-    saving.layer.weight.data[0, 17] = weight
+    saving.step_to(2)[0, 17] = weight
     with pytest.raises(UserError, match=r"the loss or the weights are not finite at step 2, .* checkpoint is none"):
         saving.checkpointer.save(torch.tensor(loss))
-    saving.layer.weight.data[0, 17] = torch.nan
+    saving.step_to(3)[0, 17] = torch.nan
     with pytest.raises(UserError, match="no substitute"), saving.checkpointer.saved_before_errors():
         raise UserError("no substitute")
     assert saving.saved() == {}
 
 
-def test_on_a_full_disk_only_the_older_checkpoints_stay(saving: Saving) -> None:
+def test_an_error_of_the_disk_is_raised_once(saving: Saving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be room again."""
     saving.step_to(2)
-    saving.checkpointer.save(LOSS, at_once=True)
-    saving.step_to(4)
-    with files_of_at_most(2000), pytest.raises(OSError, match=r"step_") as refused:
+    monkeypatch.setattr(saving.disk, "save", Mock(side_effect=OSError("no room")))
+    with pytest.raises(OSError, match="no room"):
         saving.checkpointer.save(LOSS, at_once=True)
-    assert refused.value.__notes__ == [f"{saving.disk.path_of(4)} was not written"]
-    assert [path.name for path in saving.disk.folder.iterdir()] == ["step_000000002.pt"]
-    saving.checkpointer.raise_failure()  # told once; there may be room again
-    saving.step_to(6)
+    monkeypatch.undo()
+    saving.checkpointer.raise_failure()
+    saving.step_to(4)
     saving.checkpointer.save(LOSS, at_once=True)
-    assert saving.saved() == {2: 2.0, 6: 6.0}
+    assert saving.saved() == {4: 4.0}
 
 
 def test_training_goes_on_while_the_disk_is_slow(saving: Saving, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,17 +112,6 @@ def test_training_goes_on_while_the_disk_is_slow(saving: Saving, monkeypatch: py
     may_write.release()
     saving.checkpointer.__exit__()
     assert saving.saved() == {2: 2.0, 4: 4.0}
-
-
-def test_a_run_goes_on_without_its_curves(
-    saving: Saving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saving.checkpointer, "_draw", lambda folder: 1 / 0)
-    for step in (2, 4):
-        saving.step_to(step)
-        saving.checkpointer.save(LOSS, at_once=True)
-    assert list(saving.saved()) == [2, 4]
-    assert caplog.messages[0] == "the curves cannot be drawn after step 2: division by zero"
 
 
 def test_a_copy_keeps_layout_and_kind() -> None:

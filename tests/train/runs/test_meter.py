@@ -12,20 +12,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import nn
 
 from peclr_dali.errors import MachineError, UserError
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.train.config.load import load_config
-from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.runs.meter import Meter
-from peclr_dali.train.runs.run import Run
 from peclr_dali.train.steps.stopwatch import Stopwatch
-from peclr_dali.train.steps.train_state import build_state
+from tests.train.tiny_run import plain_run
 
-SETTINGS = ("train.batch=12", "train.micro_batch=6", "train.epochs=5", "run.log_every=2", "run.tensorboard=false")
 BATCH = Batch((), torch.arange(6)[:, None], torch.arange(6))
 
 
@@ -35,13 +29,8 @@ class Loop:
     def __init__(self, root: Path, world: World, monkeypatch: pytest.MonkeyPatch, *settings: str) -> None:
         self.now_s, self.own_work = 0.0, Stopwatch()
         monkeypatch.setattr(time, "perf_counter", lambda: self.now_s)
-        config = load_config(Config, [], [*SETTINGS, "run.log_samples=true", *settings])
-        self.folder = RunFolder(root, keep=1)
-        self.folder.config_file.touch()
-        layer = nn.Linear(1, 1)
-        self.state = build_state(config, layer, torch.optim.SGD(layer.parameters(), lr=1.0), 20)
-        self.checkpointer = Mock(waited_s=0.0)
-        run = Run(config, world, self.folder)
+        run, self.state = plain_run(root, world, "train.epochs=5", "run.tensorboard=false", *settings)
+        self.folder, self.checkpointer = run.folder, Mock(waited_s=0.0)
         self.meter: Meter[Any] = Meter(
             run, self.state, self.checkpointer, self.own_work, lambda result: {"figure": 7.0}, "a run"
         )
