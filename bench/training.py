@@ -16,15 +16,21 @@ from peclr_dali.bench.loaders import make_endless_loader
 from peclr_dali.bench.measure import Progress, Rounds, measure_in_rounds
 from peclr_dali.bench.rows import Row, describe_machine
 from peclr_dali.errors import UserError
+from peclr_dali.models.network import build_network
+from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import steps_per_epoch
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World, described_world
-from peclr_dali.train.pretrain import Pretraining
+from peclr_dali.train.pretrain import build_step, is_recorded, pretraining_optimizer
+from peclr_dali.train.runs.run import set_threads
+from peclr_dali.train.steps.precision import on_device, resolve_precision
+from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.steps.stopwatch import Stopwatch
-from peclr_dali.train.trainer import before_the_loader, set_threads
+from peclr_dali.train.steps.train_state import build_state
+from peclr_dali.train.trainer import before_the_loader
 
 _IN_MEMORY: Final = 2
 """Batches in memory that are used in turn."""
@@ -58,7 +64,7 @@ def bench_train(config: Config, files: Sequence[str], rounds: Rounds, progress: 
         torch.cuda.reset_peak_memory_stats(device)
     with before_the_loader(device):  # as in a run
         for batch in bench.batches:  # first, since it also decides how many graphs are kept
-            bench.state.step(batch)
+            bench.step(batch)
         peak_kib = torch.cuda.max_memory_allocated(device) / 1024 if on_gpu else getrusage(RUSAGE_SELF).ru_maxrss
         in_memory, with_loader = measure_in_rounds([bench.in_memory, bench.with_loader], rounds, progress)
     free, total = torch.cuda.mem_get_info(device) if on_gpu else (0, 0)
@@ -73,12 +79,12 @@ def bench_train(config: Config, files: Sequence[str], rounds: Rounds, progress: 
         "card": machine["gpu"] if on_gpu else "none",
         "decoder": bench.loader_settings.decoder,
         "views": bench.loader_settings.views,
-        "precision": bench.state.precision,
+        "precision": resolve_precision(config, device),
         "in_memory": in_memory.as_row(),
         "with_loader": with_loader.as_row(),
         "waited_share": round(bench.waited_s / bench.looped_s, 5),
         "cores_busy": round(with_loader.cores_busy, 2),
-        "computed_twice": f"{micro_batches - (bench.state.exact.kept_graphs or 0)} of {micro_batches}",
+        "computed_twice": f"{micro_batches - (bench.exact.kept_graphs or 0)} of {micro_batches}",
         "peak_memory_mib": round(peak_kib / 1024),
         "device_memory_mib": round((total - free) / 2**20) if on_gpu else None,
     }
@@ -100,17 +106,26 @@ class StepBench:
         self._steps = _STEPS_PER_SYNC if device.type == "cuda" else 1
         self._images = self._steps * batch
         self._make_loader = partial(make_endless_loader, index, config, batch, device)
-        self.state = Pretraining(config, world, epoch_steps, fresh=True)
+        network = build_network(config.encoder, config.projector, config.geometry.side_px)
+        network = on_device(network, config, world)
+        self._state = build_state(config, network, pretraining_optimizer(config, network), epoch_steps)
+        self.exact = build_step(config, network, self._state, world)
+        self._gradient = StepGraph(self.exact) if is_recorded(config, world) else self.exact
         with self._make_loader() as loader:
             self.loader_settings = loader.settings
             self.batches = [made.to(device) for made in islice(loader, _IN_MEMORY)]
+
+    def step(self, batch: Batch) -> None:
+        """A step of training, on a batch on the device."""
+        self._gradient(batch)
+        self._state.update()
 
     def in_memory(self) -> Generator[int]:
         """Steps on batches in memory; yields their numbers of images."""
         batches = cycle(self.batches)
         while True:
             for batch in islice(batches, self._steps):
-                self.state.step(batch)
+                self.step(batch)
             self._wait_for_device()
             yield self._images
 
@@ -124,7 +139,7 @@ class StepBench:
                 for _ in range(self._steps):
                     with waiting.running(self._device):
                         batch = next(batches)
-                    self.state.step(batch.to(self._device))
+                    self.step(batch.to(self._device))
                 self._wait_for_device()
                 waited_s = waiting.take_s()
                 if steps >= _SETTLING_STEPS:

@@ -18,11 +18,10 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from peclr_dali import Batch, DataConfig, ExactStep, GeometryConfig, make_loader
+from peclr_dali import Batch, DataConfig, ExactStep, GeometryConfig, keypoints_of_pairs, make_loader
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.skeleton import HAND
-from peclr_dali.train.steps.exact import keypoints_of_pairs
 
 
 def draw_hands(folder: Path, count: int, videos: int = 4, side_px: int = 96) -> None:

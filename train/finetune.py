@@ -1,23 +1,24 @@
-"""Fine-tuning to poses: the trainer's second task."""
+"""Fine-tuning to poses, from its configuration to its last step."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from peclr_dali.models.config import EncoderConfig
+from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.train.config.finetuning import FinetuneConfig, FinetuneTrainConfig
+from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import to_dict
-from peclr_dali.train.distributed.all_ranks import on_main
+from peclr_dali.train.distributed.all_ranks import on_all_ranks
+from peclr_dali.train.distributed.interrupt import StopSignals
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import evaluation_constants
 from peclr_dali.train.pose.inference import Poses
@@ -25,131 +26,195 @@ from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
 from peclr_dali.train.pose.pictures import save_curves, save_predictions
 from peclr_dali.train.pose.pose_run import best_of, load_validation, validate
 from peclr_dali.train.pose.pose_step import PoseStep, PoseStepResult
+from peclr_dali.train.runs.bad_files import BadFiles
+from peclr_dali.train.runs.checkpointer import Checkpointer, resume_or_claim
 from peclr_dali.train.runs.folder import Resume, RunFolder
+from peclr_dali.train.runs.meter import Meter
+from peclr_dali.train.runs.run import Run, load_batches, load_images, started_run
 from peclr_dali.train.starting_weights import start_pose_network
-from peclr_dali.train.steps.training_state import compiled
-from peclr_dali.train.trainer import Task, Trainer
+from peclr_dali.train.steps.precision import autocast_dtype, casts_once, on_device
+from peclr_dali.train.steps.train_state import TrainState, build_state
+from peclr_dali.train.trainer import train
 
 log = logging.getLogger(__name__)
 
 
 def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
-    """Fine-tune an encoder to poses as configured. Under torchrun, every rank calls this. See `Trainer.run`."""
-    return Trainer(config, resume, Finetuning).run()
+    """Fine-tune an encoder to poses as configured. Under torchrun, every rank calls this.
+
+    Returns:
+        The folder with metrics, pictures and checkpoints.
+
+    Raises:
+        UserError: the input cannot be used, or the loss of a step is not finite.
+        Interrupted: SIGTERM or Ctrl-C came; the state is saved.
+    """
+    with started_run(config, resume) as run:
+        config, world = run.config, run.world
+        index, steps_per_epoch = load_images(run)
+
+        with on_all_ranks(world):
+            labels, held_out = labels_to_learn(index), load_validation(config)
+            start = start_pose_network(run.encoder, config.pose, config.geometry.side_px)
+            start.network.encoder.requires_grad_(not config.train.frozen)
+            network = on_device(start.network, config, world)
+            optimizer = pose_optimizer(config, network)
+            state = build_state(config, network, optimizer, steps_per_epoch)
+            step = build_step(config, network, state, labels, world)
+            validator = PoseValidator(run, network, state, held_out, depth=start.depth or labels.in_metres)
+
+        bad_files = BadFiles(run, index)
+        if not resume_or_claim(run, index, state, bad_files, validator):
+            return run.folder
+
+        loader = load_batches(run, index, state, bad_files.quarantine, views=1)
+        encoder = f"{run.encoder.name}{' and head' if start.keeps_head else ''} from {start.origin}"
+        labelled = int(labels.keypoints_px.any(axis=(1, 2), where=~np.isnan(labels.keypoints_px)).sum())
+        trained, held_out_count = "frozen" if config.train.frozen else "trained", len(held_out[0]) if held_out else "no"
+        log.info("%s encoder %s, %d images with labels, %s held out", trained, encoder, labelled, held_out_count)
+        set_train_mode(network, config)
+        with (
+            loader,
+            StopSignals(alone=world.world_size == 1) as stop,
+            Checkpointer(run, index, state, bad_files, validator, draw=draw_curves) as checkpointer,
+            Meter(run, state, checkpointer, step.gradient.own_work, loss_parts, "fine-tuning") as meter,
+        ):
+            train(run, index, state, step, loader, validator, checkpointer, bad_files, meter, stop)
+    return run.folder
 
 
-class Finetuning(Task[PoseNetwork, PoseStepResult]):
-    """Fine-tuning: a pose network, Adam, L1 losses, metrics on held-out images. Other arguments as `TrainingState`.
+def pose_optimizer(config: FinetuneConfig, network: PoseNetwork) -> torch.optim.Optimizer:
+    """Adam for the parameters that are not frozen."""
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return torch.optim.Adam(trained, lr=config.optim.lr, weight_decay=config.optim.weight_decay, fused=True)
+
+
+def build_step(
+    config: FinetuneConfig, network: PoseNetwork, state: TrainState, labels: PoseLabels, world: World
+) -> LabelledStep:
+    """The gradient of the L1 losses of labelled images."""
+    train = config.train
+    forward: Callable[[Tensor, Tensor], PoseOutput]
+    if train.frozen:
+        forward = FrozenForward(network, torch.compile(network.features) if train.compile else network.features)
+    else:
+        forward = torch.compile(network) if train.compile else network
+    gradient = PoseStep(
+        network,
+        forward,
+        config.pose.refine,
+        config.loss,
+        batch=train.batch,
+        micro_batch=train.micro_batch,
+        autocast_dtype=autocast_dtype(config, world),
+        scaler=state.scaler,
+        world=world,
+    )
+    return LabelledStep(gradient, labels, config.pose)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledStep:
+    """The step of fine-tuning.
+
+    Attributes:
+        labels: of all images.
+    """
+
+    gradient: PoseStep
+    labels: PoseLabels
+    pose: PoseConfig
+
+    def __call__(self, batch: Batch) -> PoseStepResult:
+        """See `trainer.Step`."""
+        dtype = next(self.gradient.network.parameters()).dtype
+        targets = self.labels.of_view(batch.views[0], batch.samples[:, 0], self.pose, dtype)
+        with casts_once(self.gradient.world.device):
+            return self.gradient(batch, targets)
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenForward:
+    """The forward pass of a network whose encoder is frozen, and so needs no graph.
+
+    Attributes:
+        features: the encoder's forward pass, which may be compiled.
+    """
+
+    network: PoseNetwork
+    features: Callable[[Tensor], Tensor]
+
+    def __call__(self, image: Tensor, intrinsics: Tensor) -> PoseOutput:
+        """See `PoseStep.forward`."""
+        with torch.no_grad():
+            features = self.features(image)
+        return self.network.from_features(features, intrinsics, side_px=image.shape[-1])
+
+
+def set_train_mode(network: PoseNetwork, config: FinetuneConfig) -> None:
+    """Set train mode; a frozen encoder stays in eval mode."""
+    network.train()
+    if config.train.frozen:
+        network.encoder.eval()
+
+
+class PoseValidator:
+    """Measures poses on held-out images, and keeps the best network in a separate checkpoint, with a picture.
 
     Args:
-        index: the labelled images to train on.
+        held_out: images and their labels; None: there is no validation.
+        depth: whether the network has seen 3D labels, or will see them.
 
     Attributes:
         best: step and metrics of the best validation so far; empty before the first.
     """
 
-    title = "fine-tuning"
-    views = 1
-
     def __init__(
-        self, config: FinetuneConfig, world: World, steps_per_epoch: int, index: Index, *, fresh: bool
+        self,
+        run: Run[FinetuneConfig],
+        network: PoseNetwork,
+        state: TrainState,
+        held_out: tuple[Index, PoseLabels] | None,
+        *,
+        depth: bool,
     ) -> None:
-        self.config = config
-        self._labels, self._validation = labels_to_learn(index), load_validation(config)
-        known = evaluation_constants(*self._validation) if self._validation else {}
+        self._run, self._network, self._state, self._held_out, self._depth = run, network, state, held_out, depth
+        steps_per_epoch = state.total_steps // run.config.train.epochs
+        self._every = max(1, round(run.config.validation.every_epochs * steps_per_epoch))
+        known = evaluation_constants(*held_out) if held_out else {}
         constants = {"constant_epe_px": ("mean_keypoints", "epe_px"), "constant_pa_epe_cm": ("rigid_pose", "pa_epe_cm")}
         self._constants = {key: known[of][metric] for key, (of, metric) in constants.items() if of in known}
-        self._validate_every = max(1, round(config.validation.every_epochs * steps_per_epoch))
-        super().__init__(config, world, steps_per_epoch, fresh=fresh)
-        network, train = self.network, config.train
-        self._step = PoseStep(
-            network,
-            _forward_of(network, train),
-            config.pose.refine,
-            config.loss,
-            batch=train.batch,
-            micro_batch=train.micro_batch,
-            autocast_dtype=self.autocast_dtype,
-            scaler=self.scaler,
-            world=world,
-        )
-        self.own_work = self._step.own_work
         self.best: dict[str, Any] = {}
-        self._train_mode()
 
-    def build_network(self, encoder: EncoderConfig) -> PoseNetwork:
-        """The encoder, which may be frozen, and the head."""
-        start = start_pose_network(encoder, self.config.pose, self.config.geometry.side_px)
-        self._depth = start.depth or self._labels.in_metres
-        self._start = f"{encoder.name}{' and head' if start.keeps_head else ''} from {start.origin}"
-        start.network.encoder.requires_grad_(not self.config.train.frozen)
-        return start.network
+    def should_validate(self, step: int) -> bool:
+        """Every `validation.every_epochs` epochs, and after the last step."""
+        return self._held_out is not None and (step == self._state.total_steps or step % self._every == 0)
 
-    def build_optimizer(self) -> torch.optim.Optimizer:
-        """Adam for the parameters that are not frozen."""
-        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-        optim = self.config.optim
-        return torch.optim.Adam(trained, lr=optim.lr, weight_decay=optim.weight_decay, fused=True)
-
-    def gradient(self, batch: Batch) -> PoseStepResult:
-        """The gradient of the L1 losses."""
-        samples = batch.samples[:, 0]
-        targets = self._labels.of_view(batch.views[0], samples, self.config.pose, self.dtype)
-        with self.casts_once():
-            return self._step(batch, targets)
-
-    def figures(self, result: PoseStepResult) -> dict[str, float]:
-        """The parts of the loss."""
-        return dict(zip(result.losses._fields, torch.stack(result.losses).tolist(), strict=True))
-
-    def log_start(self, index: Index) -> None:
-        """Log the starting weights and the numbers of labelled and held-out images."""
-        labelled = int(self._labels.keypoints_px.any(axis=(1, 2), where=~np.isnan(self._labels.keypoints_px)).sum())
-        held_out = len(self._validation[0]) if self._validation is not None else "no"
-        trained = "frozen" if self.config.train.frozen else "trained"
-        log.info("%s encoder %s, %d images with labels, %s held out", trained, self._start, labelled, held_out)
-
-    def draw(self, folder: RunFolder) -> None:
-        """Draw the losses and the validations."""
-        if rows := folder.read_metrics():  # there are none if the run stops before the first row
-            save_curves(folder.loss_picture, rows, folder.read_validations())
-
-    @property
-    def validation_due(self) -> bool:
-        """Whether to validate: every `validation.every_epochs` epochs, and after the last step."""
-        done = self.steps_done
-        return self._validation is not None and (done == self.total_steps or done % self._validate_every == 0)
-
-    def validate(self, folder: RunFolder) -> dict[str, float] | None:
-        """Measure on held-out images. The best network so far is kept in a separate checkpoint, with a picture."""
-        assert self._validation is not None  # else none is due
-        index, labels = self._validation
-        figures, poses = validate(self.network, index, labels, self.config, self.world)
-        self._train_mode()
-        row = {"step": self.steps_done, **figures, **self._constants}
+    def validate(self, step: int) -> dict[str, float]:
+        """See `trainer.Validator`."""
+        assert self._held_out is not None  # else it should not
+        index, labels = self._held_out
+        config, world = self._run.config, self._run.world
+        figures, poses = validate(self._network, index, labels, config, world)
+        set_train_mode(self._network, config)
+        row = {"step": step, **figures, **self._constants}
         better = not self.best or best_of([self.best, row]) is row
-        if better and self.weights_are_finite():  # the loss is checked at log steps only
+        if better and self._state.weights_are_finite():  # the loss is checked at log steps only
             self.best = row
-            on_main(self.world, lambda: self._keep_best(folder, poses, labels))
+            with on_all_ranks(world):
+                if world.is_main:
+                    self._keep_best(poses, labels)
         return row
 
-    def _keep_best(self, folder: RunFolder, poses: Poses, labels: PoseLabels) -> None:
-        saved = {
-            "config": to_dict(self.config), "validation": self.best, "network": self.network.state_dict(),
-            "depth": self._depth,
-        }  # fmt: skip
-        folder.best.save(self.steps_done, saved)
+    def _keep_best(self, poses: Poses, labels: PoseLabels) -> None:
+        folder, config = self._run.folder, to_dict(self._run.config)
+        saved = {"config": config, "validation": self.best, "network": self._network.state_dict(), "depth": self._depth}
+        folder.best.save(self._state.steps_done, saved)
         save_predictions(folder.predictions_picture, poses, labels)
 
-    def _train_mode(self) -> None:
-        """Set train mode, also after a validation; a frozen encoder stays in eval mode."""
-        self.network.train()
-        if self.config.train.frozen:
-            self.network.encoder.eval()
-
     def state_dict(self) -> dict[str, Any]:
-        """Add the best validation, and whether the network has seen 3D labels."""
-        return {**super().state_dict(), "best": self.best, "depth": self._depth}
+        """The best validation, and whether the network has seen 3D labels."""
+        return {"best": self.best, "depth": self._depth}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the best validation too, if the run still has its network.
@@ -157,21 +222,16 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         A later validation may have been better and have replaced it, after the checkpoint that is restored; the run
         then removes that network, since its steps are repeated.
         """
-        super().load_state_dict(saved)
-        self._depth = saved["depth"]
-        kept = RunFolder(Path(self.config.run.out), keep=self.config.run.keep).best
-        self.best = saved["best"] if saved["best"] and kept.path_of(saved["best"]["step"]).exists() else {}
+        self._depth, best = saved["depth"], saved["best"]
+        self.best = best if best and self._run.folder.best.path_of(best["step"]).exists() else {}
 
 
-def _forward_of(network: PoseNetwork, train: FinetuneTrainConfig) -> Callable[[Tensor, Tensor], PoseOutput]:
-    """The forward pass of a step. A frozen encoder needs no graph."""
-    if not train.frozen:
-        return compiled(network, train.compile)
-    features_of = compiled(network.features, train.compile)
+def loss_parts(result: PoseStepResult) -> dict[str, float]:
+    """The parts of the loss, for a row of metrics."""
+    return dict(zip(result.losses._fields, torch.stack(result.losses).tolist(), strict=True))
 
-    def forward(image: Tensor, intrinsics: Tensor) -> PoseOutput:
-        with torch.no_grad():
-            features = features_of(image)
-        return network.from_features(features, intrinsics, side_px=image.shape[-1])
 
-    return forward
+def draw_curves(folder: RunFolder) -> None:
+    """Draw the losses and the validations."""
+    if rows := folder.read_metrics():  # there are none if the run stops before the first row
+        save_curves(folder.loss_picture, rows, folder.read_validations())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,8 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.world import World, single_process
 from peclr_dali.train.pose.inference import Progress, canonical_loader, inference
+from peclr_dali.train.steps.precision import autocast_dtype
+from peclr_dali.train.steps.train_state import TrainState
 
 log = logging.getLogger(__name__)
 
@@ -154,8 +155,8 @@ class Probe:
             points_px = torch.from_numpy(index.keypoints_px[batch.samples[:, 0].numpy()]).double()
             return batch.views[0].image, points_px @ affine[:, :, :2].mT + affine[:, None, :, 2]
 
-        load = partial(of_canonical_views, read, index, rows, config, world)
-        places, (images, points_px) = on_all_ranks(world, load)
+        with on_all_ranks(world):
+            places, (images, points_px) = of_canonical_views(read, index, rows, config, world)
         self._chunks = [*zip(torch.split(places, _CHUNK), torch.split(images, _CHUNK), strict=True)]
         table = torch.zeros(len(rows), 2 * len(HAND) + 1, dtype=torch.float64)
         table[places, :-1], table[places, -1] = points_px.flatten(1) / side_px - 0.5, 1
@@ -230,3 +231,28 @@ def probed_rows(index: Index, config: Config) -> tuple[IntArray, BoolArray]:
     group = index.groups
     rows = rows[in_fraction(group[rows], min(1.0, wanted / max(1, len(rows))), seed=0)]
     return rows, in_fraction(group[rows], _FITTED, seed=1)
+
+
+class ProbeValidator:
+    """Probes the encoder of pre-training: after the first step, every so many epochs, and after the last step.
+
+    Raises:
+        UserError: so many files are bad that no substitute is left.
+    """
+
+    def __init__(
+        self, config: Config, index: Index, network: ContrastiveNetwork, state: TrainState, world: World
+    ) -> None:
+        self._network, self._state, self._autocast_dtype = network, state, autocast_dtype(config, world)
+        every_epochs, steps_per_epoch = config.probe.every_epochs, state.total_steps // config.train.epochs
+        self._every = max(1, round(every_epochs * steps_per_epoch))
+        self._probe = build_probe(index, config, world) if every_epochs > 0 else None
+
+    def should_validate(self, step: int) -> bool:
+        """See `trainer.Validator`."""
+        return self._probe is not None and (step in (1, self._state.total_steps) or step % self._every == 0)
+
+    def validate(self, step: int) -> dict[str, float]:
+        """See `trainer.Validator`."""
+        assert self._probe is not None  # else it should not
+        return {"step": step, **self._probe.figures(self._network, self._autocast_dtype)}

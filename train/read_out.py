@@ -23,8 +23,8 @@ from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.probe import fit_ridge, of_canonical_views
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.log import progress_bar
+from peclr_dali.train.runs.run import set_threads
 from peclr_dali.train.starting_weights import start_pose_network
-from peclr_dali.train.trainer import set_threads
 
 log = logging.getLogger(__name__)
 

@@ -72,7 +72,7 @@ def test_waiting_is_the_time_until_a_batch_arrives(
         yield batches()
 
     monkeypatch.setattr(bench, "_make_loader", loader)
-    monkeypatch.setattr(bench.state, "step", lambda batch: time.sleep(stepping_s))
+    monkeypatch.setattr(bench, "step", lambda batch: time.sleep(stepping_s))
     steps = bench.with_loader()
     for _ in range(8):
         next(steps)

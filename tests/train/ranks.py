@@ -148,13 +148,13 @@ def _run(name: str, settings: Sequence[str]) -> None:
 
 @contextmanager
 def _slow_steps() -> Iterator[None]:
-    from peclr_dali.train.steps.training_state import TrainingState
+    from peclr_dali.train.steps.train_state import TrainState
 
-    step = TrainingState.step
+    update = TrainState.update
 
-    def slowly(self: TrainingState[Any, Any], batch: Any) -> Any:
+    def slowly(self: TrainState) -> None:
         time.sleep(_WAIT_S)
-        return step(self, batch)
+        update(self)
 
-    with patch.object(TrainingState, "step", slowly):
+    with patch.object(TrainState, "update", slowly):
         yield

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.pretrain import Pretraining, pretrain
+from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.steps import memory
+from peclr_dali.train.steps.exact import ExactStep
 from tests.train import tiny_run
 
 GIB = 2**30
@@ -40,7 +41,7 @@ def test_lack_of_gpu_memory_in_a_step_says_what_to_change(
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(Pretraining, "step", fail)
+    monkeypatch.setattr(ExactStep, "__call__", fail)
     with pytest.raises(torch.OutOfMemoryError) as found:
         pretrain(tiny_run.config_of(images, tmp_path / "run"))
     assert found.value.__notes__[0].startswith("Lower train.micro_batch")

@@ -12,17 +12,20 @@ import pytest
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.steps.training_state import TrainingState
+from peclr_dali.train.steps.train_state import TrainState
 from tests.train import tiny_hands, tiny_run
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
 
 def in_memory() -> list[Any]:
-    return [one for one in gc.get_objects() if issubclass(type(one), TrainingState)]
+    return [one for one in gc.get_objects() if issubclass(type(one), TrainState)]
 
 
-def check_freed(run: Callable[[Any], RunFolder], config: Any) -> None:
+@pytest.mark.parametrize("run", [pretrain, finetune])
+def test_a_run_is_freed(run: Callable[[Any], RunFolder], images: Path, hands: Path, tmp_path: Path) -> None:
+    tiny, data = (tiny_run, images) if run is pretrain else (tiny_hands, hands)
+    config = tiny.config_of(data, tmp_path / "run", "train.epochs=1")
     gc.collect()
     before, frozen = len(in_memory()), gc.get_freeze_count()
     gc.disable()  # the network goes with the last reference to it, not at some later collection
@@ -32,11 +35,3 @@ def check_freed(run: Callable[[Any], RunFolder], config: Any) -> None:
     finally:
         gc.enable()
     assert gc.get_freeze_count() == frozen
-
-
-def test_pretraining_is_freed(images: Path, tmp_path: Path) -> None:
-    check_freed(pretrain, tiny_run.config_of(images, tmp_path / "run", "train.epochs=1"))
-
-
-def test_fine_tuning_is_freed(hands: Path, tmp_path: Path) -> None:
-    check_freed(finetune, tiny_hands.config_of(hands, tmp_path / "run", "train.epochs=1"))

@@ -18,12 +18,12 @@ from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.pretrain import Pretraining
 from peclr_dali.train.steps.exact import StepResult
 from peclr_dali.train.steps.memory import HEADROOM_BYTES, free_bytes
+from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.trainer import before_the_loader
 from tests.train import ranks
-from tests.train.tiny_step import part
+from tests.train.tiny_step import Pretraining, part
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
@@ -47,10 +47,8 @@ def full_float32() -> Iterator[None]:
 
 
 def state(*overrides: str, world: World | None = None) -> Pretraining:
-    """A fresh state, the same weights each time, ten steps per epoch."""
-    torch.manual_seed(0)
-    config = load_config(Config, [], [*SETTINGS, *overrides])
-    return Pretraining(config, world or World(device=GPU), 10, fresh=True)
+    """The same weights each time, ten steps per epoch."""
+    return Pretraining(load_config(Config, [], [*SETTINGS, *overrides]), world or World(device=GPU))
 
 
 def batch(samples: int = 24, seed: int = 0) -> Batch:
@@ -118,18 +116,18 @@ def check_recorded(bound: float, world: World, *settings: str) -> None:
     )
     for step in range(6):
         seen = part(batch(seed=step), plain.exact.share)
-        ours, theirs = recorded.gradient(seen), plain.gradient(seen)
+        ours, theirs = recorded.step(seen), plain.step(seen)
         assert_close(ours, theirs, loss=bound, embeddings=bound)
         difference = flat_gradient(recorded) - flat_gradient(plain)
         assert float(difference.norm()) <= bound * float(flat_gradient(plain).norm()), step
         for one, other in zip(recorded.network.buffers(), plain.network.buffers(), strict=True):
             torch.testing.assert_close(one, other, rtol=bound, atol=bound)
-        plain.step(seen)
+        plain.take_step(seen)
         recorded.network.load_state_dict(plain.network.state_dict())
-        recorded.scaler.load_state_dict(plain.scaler.state_dict())
-    assert recorded._graph is not None
-    assert recorded._graph._recording is not None
-    assert (len(recorded._graph._recording.recorder.parts) > 1) == (world.world_size > 1)
+        recorded.state.scaler.load_state_dict(plain.state.scaler.state_dict())
+    assert isinstance(recorded.step, StepGraph)
+    assert recorded.step._recording is not None
+    assert (len(recorded.step._recording.recorder.parts) > 1) == (world.world_size > 1)
 
 
 def one_recorded_rank(recompute: str) -> None:
@@ -150,22 +148,22 @@ def test_a_recorded_step_of_two_ranks_does_the_same(recompute: str, tmp_path: Pa
 def test_a_recorded_step_leaves_its_results_and_waits_for_nothing() -> None:
     made = state("train.cuda_graph=true")
     for step in range(3):
-        made.step(batch(seed=step))
+        made.take_step(batch(seed=step))
     seen, other = batch(seed=3), batch(seed=4)
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        result = made.step(seen)
+        result = made.take_step(seen)
         for parameter in made.network.parameters():
             parameter.grad = None
         kept = result.embeddings.clone()
-        later = made.step(other)
+        later = made.take_step(other)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(parameter.grad is not None for parameter in made.network.parameters())
     assert torch.equal(result.embeddings, kept)
     assert not torch.equal(later.embeddings, kept)
-    assert made.own_work.take_s() > 0
+    assert made.exact.own_work.take_s() > 0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -175,11 +173,11 @@ def test_a_step_does_not_wait_for_the_gpu(precision: str, recompute: str) -> Non
     overflowed decides on the CPU if the optimiser steps."""
     made = state(f"train.precision={precision}", f"train.recompute={recompute}")
     seen = batch()
-    made.step(seen)
+    made.take_step(seen)
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        result = made.step(seen)
+        result = made.take_step(seen)
         with pytest.raises(RuntimeError, match="synchroniz"):  # the guard works
             result.loss.item()
     finally:
@@ -224,14 +222,14 @@ def test_pinned_batches_are_copied_without_waiting() -> None:
 def test_a_step_that_overflows_is_skipped() -> None:
     made = state("train.precision=fp16")
     scaler = GradScaler("cuda", init_scale=2.0**127)
-    made.scaler = made.exact.scaler = scaler
+    made.state.scaler = made.exact.scaler = scaler
     before = [parameter.detach().clone() for parameter in made.network.parameters()]
-    made.step(batch())
+    made.take_step(batch())
     assert all(torch.equal(old, new) for old, new in zip(before, made.network.parameters(), strict=True))
-    assert not any(made.optimizer.state.values())
+    assert not any(made.state.optimizer.state.values())
     assert scaler.get_scale() == 2.0**126
     scaler.update(1024.0)
-    made.step(batch())
+    made.take_step(batch())
     assert not any(torch.equal(old, new) for old, new in zip(before, made.network.parameters(), strict=True))
     assert all(bool(parameter.isfinite().all()) for parameter in made.network.parameters())
 

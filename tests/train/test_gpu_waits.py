@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from peclr_dali.train.distributed.all_ranks import steps_of_all_ranks
+from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.runs.meter import Meter
 from tests.train.tiny_run import STEPS, config_of, rows_of, write_images
 
 ONE_ROW = (
@@ -31,14 +32,16 @@ def test_nothing_waits_for_the_gpu_between_two_rows_of_metrics(
 ) -> None:
     """From the second step to the last but one, in all threads. The loader's own wait, for an event, is allowed."""
 
-    def watched(*arguments: Any) -> Iterator[Any]:
-        for step, batch in enumerate(steps_of_all_ranks(*arguments), 1):
-            if step in (2, STEPS):
-                torch.cuda.synchronize()
-                torch.cuda.set_sync_debug_mode("error" if step < STEPS else "default")
-            yield batch
+    next_batch = Meter.next_batch
 
-    monkeypatch.setattr("peclr_dali.train.trainer.steps_of_all_ranks", watched)
+    def watched(meter: Meter[Any], batches: Iterator[Batch]) -> Batch:
+        batch, step = next_batch(meter, batches), meter._run_steps + 1
+        if step in (2, STEPS):
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error" if step < STEPS else "default")
+        return batch
+
+    monkeypatch.setattr(Meter, "next_batch", watched)
     write_images(tmp_path / "images")
     try:
         where = (f"pipelines.decoder={decoder}", f"pipelines.views={views}")

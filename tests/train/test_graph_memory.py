@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,17 @@ from peclr_dali.models.network import build_network
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.steps.memory import with_graph_bytes
+from peclr_dali.train.steps.memory import GraphBytes
 from tests.train.tiny_step import SIDE_PX, Recompute, assert_same, buffers, exact_step, gradients, images, network
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def bytes_of(network: nn.Module, forward: Callable[[], object]) -> int:
+    graph = GraphBytes(network)
+    with graph:
+        forward()
+    return graph.count
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])  # meta: without data, and so without addresses
@@ -31,8 +39,7 @@ def test_graph_memory_counts_each_saved_block_once_and_no_parameters(device: str
         hidden: Tensor = weight(x)  # saves x and the weight
         return torch.tanh(hidden) * hidden.sin()  # saves tanh's result (twice), hidden, sin's result
 
-    _, count = with_graph_bytes(weight, forward)
-    assert count == 4 * 126 * 512  # 1001 * 16 * 4 bytes, in blocks of a GPU
+    assert bytes_of(weight, forward) == 4 * 126 * 512  # 1001 * 16 * 4 bytes, in blocks of a GPU
 
 
 @pytest.mark.parametrize(
@@ -49,7 +56,7 @@ def test_the_graph_of_a_micro_batch_fits_the_card_of_the_overlay(files: tuple[st
     def graph_bytes(pictures: int) -> int:
         picture = torch.zeros(pictures, 3, config.geometry.side_px, config.geometry.side_px, dtype=torch.uint8)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return with_graph_bytes(built, lambda: built(picture))[1]
+            return bytes_of(built, lambda: built(picture))
 
     of_a_picture = (graph_bytes(6) - graph_bytes(2)) / 4
     of_the_rest = graph_bytes(2) - 2 * of_a_picture + 16 * sum(parameter.numel() for parameter in built.parameters())
@@ -74,7 +81,8 @@ def test_a_measured_graph_is_freed_with_its_result() -> None:
         x: Tensor = Node.apply(torch.ones(3, 2, requires_grad=True))  # type: ignore[no-untyped-call]
         return x * x.amax(1, keepdim=True).detach()  # as the range in the latent inverse: saved, but on no way back
 
-    result, _ = with_graph_bytes(nn.Identity(), forward)
+    with GraphBytes(nn.Identity()):
+        result = forward()
     assert len(tokens) == 1
     del result
     assert not tokens
@@ -125,7 +133,7 @@ def test_auto_keeps_graphs_that_fit(
     """Into 80 % of what is free before the first step, with gradients twice, Adam's two moments, what is reserved."""
     model, reserved = network(), 1000
     step = exact_step(model, batch=6, micro_batch=2)
-    _, graph_bytes = with_graph_bytes(model, lambda: step.embed(images(6), slice(0, 2)))
+    graph_bytes = bytes_of(model, lambda: step.embed(images(6), slice(0, 2)))
     needed = fitting * graph_bytes + 4 * 8 * sum(p.numel() for p in model.parameters()) + reserved
     free = iter([needed / 0.8])  # what is free later depends on the loader
     monkeypatch.setattr("peclr_dali.train.steps.exact.free_bytes", lambda world, headroom_bytes: next(free))

@@ -22,13 +22,13 @@ from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World, buckets, described_world, joined
-from peclr_dali.train.pretrain import Pretraining, _bytes_of_batches, is_recorded
+from peclr_dali.train.pretrain import _bytes_of_batches, is_recorded
 from peclr_dali.train.steps import micro_batches
 from peclr_dali.train.steps.step_graph import StepGraph
 from tests.train import ranks
 from tests.train.narrow import narrow_resnet18
 from tests.train.tiny_run import TINY
-from tests.train.tiny_step import images, part
+from tests.train.tiny_step import Pretraining, images, part
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -96,19 +96,16 @@ def recording() -> Iterator[None]:
 def states(*overrides: str, world: World | None = None) -> tuple[Pretraining, Pretraining]:
     """A plain one and one that is recorded, with the same weights."""
     config = load_config(Config, [], [*TINY, "geometry.side_px=8", "optim.warmup_epochs=0", *overrides])
-    both = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        both.append(Pretraining(config, world or World(), 10, fresh=True))
-    both[1]._graph = StepGraph(both[1].exact)
-    return both[0], both[1]
+    plain, recorded = Pretraining(config, world), Pretraining(config, world)
+    recorded.step = StepGraph(recorded.exact)
+    return plain, recorded
 
 
 def parts(recorded: Pretraining) -> list[Any]:
     """Graphs, each with the exchange that follows."""
-    assert recorded._graph is not None
-    assert recorded._graph._recording is not None
-    return recorded._graph._recording.recorder.parts
+    assert isinstance(recorded.step, StepGraph)
+    assert recorded.step._recording is not None
+    return recorded.step._recording.recorder.parts
 
 
 def batch(seed: int) -> Batch:
@@ -129,7 +126,7 @@ def test_a_replayed_step_is_the_step(recompute: str, precision: str, monkeypatch
     monkeypatch.setattr("peclr_dali.train.steps.exact.free_bytes", lambda *_: 0)  # "auto" keeps one graph
     plain, recorded = states(f"train.recompute={recompute}", f"train.precision={precision}")
     batches = [batch(seed) for seed in range(6)]
-    kept = [state.step(seen) for seen in batches for state in (plain, recorded)]
+    kept = [state.take_step(seen) for seen in batches for state in (plain, recorded)]
     assert len(parts(recorded)) == 1  # without exchanges there is one graph
     for expected, found in zip(kept[::2], kept[1::2], strict=True):
         assert torch.equal(found.loss, expected.loss)
@@ -160,7 +157,7 @@ def one_recorded_rank(recompute: str, folder: str) -> None:
         for seed in range(6):
             for state in both:
                 exchanges.clear()
-                result = state.step(part(batch(seed), state.exact.share))
+                result = state.take_step(part(batch(seed), state.exact.share))
                 tensors = [result.loss, result.embeddings, *state.network.state_dict().values()]
                 outcomes.append((tensors, result.recompute_difference, sorted(map(str, exchanges))))
                 outcomes[-1] = copy.deepcopy(outcomes[-1])
@@ -185,7 +182,7 @@ def test_others_may_write_gradients_meanwhile() -> None:
     """As a benchmark does with another loss; and the recorded step runs no Python."""
     plain, recorded = states()
     for seed in range(5):
-        expected, found = plain.gradient(batch(seed)), recorded.gradient(batch(seed))
+        expected, found = plain.step(batch(seed)), recorded.step(batch(seed))
         assert torch.equal(found.loss, expected.loss)
         for ours, theirs in zip(recorded.network.parameters(), plain.network.parameters(), strict=True):
             assert ours.grad is not None
@@ -200,13 +197,13 @@ def test_a_recording_is_not_timed_and_a_replay_is() -> None:
     """An event in a CUDA graph cannot be read."""
     _, recorded = states()
     for _ in range(2):
-        recorded.gradient(batch(0))
-    recorded.own_work.take_s()
+        recorded.step(batch(0))
+    recorded.exact.own_work.take_s()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorded, "replay", lambda _: None)
         patch.setattr("peclr_dali.train.steps.stopwatch.time.perf_counter", iter([1.0, 3.0]).__next__)
-        recorded.gradient(batch(0))
-    assert recorded.own_work.take_s() == 2
+        recorded.step(batch(0))
+    assert recorded.exact.own_work.take_s() == 2
 
 
 @pytest.mark.parametrize(
@@ -231,7 +228,7 @@ def test_what_cannot_be_recorded_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     """Torch ends the recording with an error of its own."""
     _, recorded = states()
     for _ in range(2):
-        recorded.gradient(batch(0))
+        recorded.step(batch(0))
 
     @contextmanager
     def graph(*_: Any, **__: Any) -> Iterator[None]:
@@ -242,17 +239,17 @@ def test_what_cannot_be_recorded_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(torch.cuda, "graph", graph)
     with pytest.raises(UserError, match=r"recorded as a CUDA graph \(capture was invalidated\): set train.cuda_graph"):
-        recorded.gradient(batch(0))
+        recorded.step(batch(0))
     monkeypatch.setattr(recorded.exact, "embed", Mock(side_effect=torch.OutOfMemoryError("no\nmemory")))
     with pytest.raises(UserError, match=r"recorded as a CUDA graph \(no memory\): set train.cuda_graph"):
-        recorded.gradient(batch(0))
-    assert not recorded.own_work.is_off
+        recorded.step(batch(0))
+    assert not recorded.exact.own_work.is_off
     assert type(recorded.exact.world) is World
 
 
 def test_other_shapes_are_refused() -> None:
     _, recorded = states()
     for seed in range(3):
-        recorded.gradient(batch(seed))
+        recorded.step(batch(seed))
     with pytest.raises(ValueError, match=r"tensor of \(4, 3, 8, 8\), but the recorded one has \(12, 3, 8, 8\)"):
-        recorded.gradient(part(batch(0), range(4)))
+        recorded.step(part(batch(0), range(4)))

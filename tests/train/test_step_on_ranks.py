@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -115,9 +115,9 @@ def test_sums_over_ranks_begin_during_the_backward_pass(monkeypatch: pytest.Monk
     """In buckets of one parameter, the last first. The first layer's wait for one that the network does not use."""
     happened: list[object] = []
 
-    def begin(world: World, gradients: list[torch.Tensor]) -> Callable[[], None]:
+    def begin(world: World, gradients: list[torch.Tensor]) -> Mock:
         happened.extend(name for name, p in model.named_parameters() if p.grad is gradients[0])
-        return lambda: happened.append("end")
+        return Mock(end=lambda: happened.append("end"))
 
     monkeypatch.setattr(World, "begin_sum_", begin)
     monkeypatch.setattr(micro_batches, "buckets", partial(buckets, bucket_bytes=1))

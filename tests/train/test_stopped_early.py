@@ -9,18 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.distributed.interrupt import Interrupted, StopSignals
-from peclr_dali.train.finetune import Finetuning, finetune
-from peclr_dali.train.pretrain import Pretraining, pretrain
+from peclr_dali.train.finetune import finetune
+from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.steps.training_state import Result, TrainingState
+from peclr_dali.train.steps.train_state import TrainState
 from tests.command_line import as_options, run_cli
 from tests.train import tiny_hands, tiny_run
 
@@ -39,25 +37,15 @@ def finetuning(tmp_path: Path) -> RunFolder:
     return finetune(tiny_hands.config_of(tmp_path / "hands", tmp_path / "run"))
 
 
-@pytest.mark.parametrize(
-    ("run", "state", "by"), [(pretraining, Pretraining, signal.SIGHUP), (finetuning, Finetuning, signal.SIGTERM)]
-)
+@pytest.mark.parametrize(("run", "by"), [(pretraining, signal.SIGHUP), (finetuning, signal.SIGTERM)])
 def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
     run: Callable[[Path], RunFolder],
-    state: type[TrainingState[Any, Any]],
     by: signal.Signals,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There is nothing to draw then."""
-    step = state.step
-
-    def stopped(self: TrainingState[Any, Any], batch: Batch) -> Result:
-        os.kill(os.getpid(), by)
-        result: Result = step(self, batch)
-        return result
-
-    monkeypatch.setattr(state, "step", stopped)
+    at_step(0, lambda: os.kill(os.getpid(), by), monkeypatch)
     before = signal.signal(by, signal.SIG_DFL)  # tests may run under nohup
     try:
         with pytest.raises(Interrupted):
@@ -73,22 +61,22 @@ def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
 def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with StopSignals():
+        with StopSignals(alone=True):
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
 def at_step(number: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Act during a step of pre-training."""
-    step = Pretraining.step
+    """Act during a step."""
+    update = TrainState.update
 
-    def stepped(self: Pretraining, batch: Batch) -> Result:
+    def updated(self: TrainState) -> None:
         if self.steps_done == number:
             act()
-        return step(self, batch)
+        update(self)
 
-    monkeypatch.setattr(Pretraining, "step", stepped)
+    monkeypatch.setattr(TrainState, "update", updated)
 
 
 def test_a_run_whose_images_disappear_is_saved_and_goes_on_when_they_are_back(

@@ -14,6 +14,10 @@ import torch
 
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.runs.run import Run
+from peclr_dali.train.steps.train_state import TrainState, build_state
 from tests.pipelines.harness import smooth_image
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +47,15 @@ def settings(images: Path, out: Path, *overrides: str) -> list[str]:
 def config_of(images: Path, out: Path, *overrides: str) -> Config:
     """The configuration of a run."""
     return load_config(Config, [], settings(images, out, *overrides))
+
+
+def plain_run(root: Path, world: World, *overrides: str) -> tuple[Run[Config], TrainState]:
+    """A run without images, and the state of its network, which is one tensor (1, 5000); 20 steps an epoch."""
+    folder = RunFolder(root, keep=9)
+    folder.config_file.touch()
+    config, layer = load_config(Config, [], [*TINY, *overrides]), torch.nn.Linear(5000, 1, bias=False)
+    state = build_state(config, layer, torch.optim.SGD(layer.parameters(), lr=1.0), 20)
+    return Run(config, world, folder), state
 
 
 def start(arguments: list[str], *, processes: int = 1, restarts: int = 0) -> subprocess.Popen[str]:
@@ -79,11 +92,10 @@ def rows_of(out: Path) -> list[dict[str, float]]:
 
 
 def samples_of_steps(out: Path) -> dict[int, list[int]]:
-    """Samples of every step in global order, over the ranks' files; where rows hold pairs, the partners follow them."""
+    """Samples of every step in global order, over the ranks' files, those of a row's views one after the other."""
     rows = [json.loads(line) for file in out.glob("samples-rank*.jsonl") for line in file.read_text().splitlines()]
     rows.sort(key=lambda row: row["first"])
     steps: dict[int, list[int]] = {row["step"]: [] for row in sorted(rows, key=lambda row: row["step"])}
-    for key in ("samples", "partners"):
-        for row in rows:
-            steps[row["step"]] += row.get(key, [])
+    for row in rows:
+        steps[row["step"]] += [sample for views in row["samples"] for sample in views]
     return steps

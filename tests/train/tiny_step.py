@@ -15,10 +15,17 @@ from torch.utils._pytree import tree_leaves
 
 from peclr_dali.models.config import EquivarianceConfig
 from peclr_dali.models.equivariance import build_undo
+from peclr_dali.models.network import build_network
 from peclr_dali.models.nt_xent import AnchorLoss, NTXent
 from peclr_dali.pipelines.batch import Batch, View
+from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.steps.exact import ExactStep, StepResult, embed_views, keypoints_of_pairs
+from peclr_dali.train.pretrain import build_step, is_recorded, pretraining_optimizer
+from peclr_dali.train.steps.embed import ViewEmbedder, keypoints_of_pairs
+from peclr_dali.train.steps.exact import ExactStep, StepResult
+from peclr_dali.train.steps.precision import on_device
+from peclr_dali.train.steps.step_graph import StepGraph
+from peclr_dali.train.steps.train_state import TrainState, build_state
 
 Recompute = Literal["auto", "always", "never"]
 SIDE_PX = 8
@@ -84,13 +91,35 @@ def exact_step(
     **settings: Any,
 ) -> ExactStep[Batch]:
     """A step of `batch` images with the latent inverse; `kept_graphs` as if it had been measured."""
-
-    def embed(batch: Batch, rows: slice) -> Tensor:
-        return embed_views(lambda image: model(preprocess(image)), UNDO, batch, rows, autocast_dtype=autocast_dtype)
-
+    embed = ViewEmbedder(lambda image: model(preprocess(image)), UNDO, autocast_dtype)
     step = ExactStep(model, embed, loss, loss_inputs=lambda batch: inputs_of(loss, batch), **settings)
     step.kept_graphs = step.kept_graphs if kept_graphs is None else kept_graphs
     return step
+
+
+class Pretraining:
+    """The network, state and step of pre-training without a run; ten steps per epoch, the same weights each time.
+
+    Attributes:
+        step: the exact step, or its recording.
+    """
+
+    def __init__(self, config: Config, world: World | None = None) -> None:
+        torch.manual_seed(0)
+        world = world or World()
+        built = build_network(config.encoder, config.projector, config.geometry.side_px)
+        self.network = on_device(built, config, world)
+        self.state: TrainState = build_state(config, self.network, pretraining_optimizer(config, self.network), 10)
+        self.exact = build_step(config, self.network, self.state, world)
+        self.step: Callable[[Batch], StepResult] = self.exact
+        if is_recorded(config, world):
+            self.step = StepGraph(self.exact)
+
+    def take_step(self, batch: Batch) -> StepResult:
+        """A step of the training loop."""
+        result = self.step(batch)
+        self.state.update()
+        return result
 
 
 class OfKeypoints(AnchorLoss):

@@ -37,14 +37,16 @@ class StopSignals:
 
     A second Ctrl-C ends the process at once. Under nohup, SIGHUP stays ignored.
 
+    Args:
+        alone: whether this is the only rank.
+
     Attributes:
         signal_number: the signal that came; 0: none.
         agreed: whether all ranks know of it, so that the current step is the last.
     """
 
-    def __init__(self) -> None:
-        self.signal_number = 0
-        self.agreed = False
+    def __init__(self, *, alone: bool) -> None:
+        self.signal_number, self.agreed, self._alone = 0, False, alone
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -62,3 +64,4 @@ class StopSignals:
         if self.signal_number and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal_number = number
+        self.agreed = self.agreed or self._alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -116,24 +116,39 @@ class World:
         All ranks must pass tensors of the same shapes and dtypes in the same order.
         """
         for bucket in buckets(tensors, bucket_bytes) if self.world_size > 1 else ():
-            self.begin_sum_(bucket)()
+            self.begin_sum_(bucket).end()
 
-    def begin_sum_(self, bucket: list[Tensor]) -> Callable[[], None]:
-        """Begin to sum tensors of one dtype over ranks, in place. Returns the function that ends it.
+    def begin_sum_(self, bucket: list[Tensor]) -> BucketSum:
+        """Begin to sum tensors of one dtype over ranks, in place.
 
         All ranks must begin the same sums in the same order.
         """
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-        work = self.all_reduce_(flat, async_op=True)
+        return BucketSum(bucket, flat, self.all_reduce_(flat, async_op=True))
 
-        def end() -> None:
-            if work is not None:
-                with _advice():
-                    work.wait()  # on a GPU, the current stream waits, and not the host
-            parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-            torch._foreach_copy_(bucket, [part.view(t.shape) for part, t in zip(parts, bucket, strict=True)])
 
-        return end
+@dataclass(frozen=True)
+class BucketSum:
+    """A sum over ranks that has begun.
+
+    Attributes:
+        bucket: the tensors, which get their sums in `end`.
+        flat: all their numbers in a row, which are summed.
+        work: the exchange; None if it is made in replays of a recorded step.
+    """
+
+    bucket: list[Tensor]
+    flat: Tensor
+    work: dist.Work | None
+
+    def end(self) -> None:
+        """Write the sums into the tensors."""
+        if self.work is not None:
+            with _advice():
+                self.work.wait()  # on a GPU, the current stream waits, and not the host
+        parts = torch.split(self.flat, [tensor.numel() for tensor in self.bucket])
+        sums = [part.view(tensor.shape) for part, tensor in zip(parts, self.bucket, strict=True)]
+        torch._foreach_copy_(self.bucket, sums)
 
 
 def buckets(tensors: Sequence[AnyTensor], bucket_bytes: int = BUCKET_BYTES) -> Iterator[list[AnyTensor]]:

@@ -23,7 +23,7 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.steps.training_state import PRECISIONS
+from peclr_dali.train.steps.precision import PRECISIONS
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -168,19 +168,18 @@ def estimate_poses(
     # Rows of each rank in a step, including surplus rows of the last step.
     rows_of_rank = -(-min(config.validation.batch, count) // world.world_size)
 
-    def estimate_share() -> list[Poses]:
-        steps = []
-        with canonical_loader(index, np.arange(count), rows_of_rank, config, world, rotation_deg) as loader:
-            for poses in estimate_steps(
-                network, loader, intrinsics, config, world, count, keep_images=keep_images, origin_px=origin_px
-            ):
-                steps.append(poses)
-                if progress is not None:
-                    progress(min(len(steps) * rows_of_rank * world.world_size, count), count)
-        return steps
-
-    steps_of_ranks = world.gather_objects(on_all_ranks(world, estimate_share))
-    in_order = [poses for of_step in zip(*steps_of_ranks, strict=True) for poses in of_step]
+    steps = []
+    with (
+        on_all_ranks(world),
+        canonical_loader(index, np.arange(count), rows_of_rank, config, world, rotation_deg) as loader,
+    ):
+        for poses in estimate_steps(
+            network, loader, intrinsics, config, world, count, keep_images=keep_images, origin_px=origin_px
+        ):
+            steps.append(poses)
+            if progress is not None:
+                progress(min(len(steps) * rows_of_rank * world.world_size, count), count)
+    in_order = [poses for of_step in zip(*world.gather_objects(steps), strict=True) for poses in of_step]
     return Poses(*(np.concatenate(columns) for columns in zip(*in_order, strict=True)))
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,22 +13,26 @@ import numpy.typing as npt
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.loader.quarantine import Quarantine
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.train.distributed.world import World
+from peclr_dali.train.runs.run import AnyRun
 from peclr_dali.writing import write_text
 
 
 class BadFiles:
     """Counts bad files, and ends the run if there are too many.
 
-    Checkpoints keep the counts, so a resumed run continues them. Ranks sum them at log steps and before checkpoints;
-    rank 0 then rewrites `file`, quarantine.jsonl, with a row for each bad file, the most frequent first.
+    Checkpoints keep the counts, so a resumed run continues them. Ranks sum them regularly and before checkpoints; rank
+    0 then rewrites quarantine.jsonl, with a row for each bad file, the most frequent first.
+
+    Attributes:
+        quarantine: the bad files that this rank's loader has met, with their reasons.
     """
 
-    def __init__(self, index: Index, data: Sequence[DataConfig], file: Path, world: World) -> None:
-        self._index, self._file, self._world = index, file, world
-        self._limits = [source.max_bad_share for source in data]
+    def __init__(self, run: AnyRun, index: Index) -> None:
+        self._world, self._file, self._every = run.world, run.folder.quarantine_file, run.config.run.log_every
+        self._index, self.quarantine = index, Quarantine()
+        self._limits = [source.max_bad_share for source in run.config.data]
         self._ends = np.cumsum(index.counts)
         self._used = np.zeros(len(self._ends), np.int64)  # of this rank, since the last sum, from each source
         self._met: Counter[int] = Counter()  # the same: how often each bad row was met
@@ -39,21 +42,27 @@ class BadFiles:
 
     def state_dict(self) -> dict[str, Any]:
         """The counts of all ranks up to the last sum."""
-        return {"used": self._total_used.tolist(), "met": dict(self._total_met), "reasons": dict(self._reasons)}
+        met, reasons = dict(self._total_met), dict(self._reasons)
+        return {"bad_files": {"used": self._total_used.tolist(), "met": met, "reasons": reasons}}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue the counts of a checkpoint."""
-        self._total_used = np.array(saved["used"], np.int64)
-        self._total_met, self._reasons = Counter(saved["met"]), dict(saved["reasons"])
+        counts = saved["bad_files"]
+        self._total_used = np.array(counts["used"], np.int64)
+        self._total_met, self._reasons = Counter(counts["met"]), dict(counts["reasons"])
 
-    def count(self, batch: Batch) -> None:
-        """Count a batch of this rank."""
-        images = np.concatenate([np.unique(row) for row in batch.samples.numpy()])
-        self._used += np.bincount(self._sources(images), minlength=len(self._ends))
+    def count(self, batch: Batch, step: int) -> None:
+        """Count this rank's batch of a step, and sum the ranks' counts if it is due. All ranks call it together."""
+        samples = np.sort(batch.samples.numpy(), axis=1)  # (N, V)
+        first_views = np.diff(samples, axis=1, prepend=-1) > 0  # of the images of each row; views may share one
+        self._used += np.bincount(self._sources(samples[first_views]), minlength=len(self._ends))
         self._met.update(batch.bad.tolist())
+        if step % self._every == 0:
+            self.sum_ranks()
 
-    def sum_ranks(self, reasons: Mapping[int, str]) -> None:
-        """Sum the counts of all ranks; call it on all. `reasons` has the reason of each of this rank's bad files."""
+    def sum_ranks(self) -> None:
+        """Sum the counts of all ranks, which call it together."""
+        reasons = self.quarantine.reasons
         everybody = self._world.gather_objects((self._used, self._met, {row: reasons[row] for row in self._met}))
         for used, met, why in everybody:
             self._total_used = self._total_used + used

@@ -5,18 +5,15 @@ from __future__ import annotations
 import errno
 import logging
 import re
-import time
 import zipfile
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import torch
-from torch import Tensor
 
-from peclr_dali.errors import UserError, in_one_line
+from peclr_dali.errors import UserError
 from peclr_dali.models.config import encoder_class
 from peclr_dali.models.weights import is_safetensors, require_finite
 from peclr_dali.parsing import or_shipped, parse_json
@@ -125,89 +122,6 @@ def write_checkpoint(path: Path, step: int, state: Mapping[str, Any]) -> None:
     """Write a checkpoint, completely or not at all. Errors as in `writing.whole_file`."""
     with whole_file(path) as file:
         torch.save({"format": FORMAT, "step": step, **state}, file)
-
-
-class BackgroundWriter:
-    """Saves checkpoints in a thread, so that training waits only for a copy of the state.
-
-    Only one is written at a time: the next one, and the end of the `with` block, wait for it.
-
-    Args:
-        draw: draws the run's curves; called in the thread after each checkpoint. If it fails, a warning says so.
-
-    Attributes:
-        waited_s: seconds that the caller has waited.
-    """
-
-    def __init__(self, checkpoints: Checkpoints, draw: Callable[[], None] = lambda: None) -> None:
-        self._checkpoints, self._draw = checkpoints, draw
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._written: Future[None] | None = None
-        self.waited_s = 0.0
-
-    def __enter__(self) -> BackgroundWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
-
-    def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Copy the state after `step` steps and write it in a thread, unless the previous write failed."""
-        start = time.perf_counter()
-        if self._written is None or self._written.exception() is None:
-            copied, when_copied = snapshot(state)
-            self._written = self._thread.submit(self._write, step, copied, when_copied)
-        self.waited_s += time.perf_counter() - start
-
-    def finish(self) -> None:
-        """Wait for the current write, then `check`."""
-        if self._written is not None:
-            wait([self._written])
-        self.check()
-
-    def check(self) -> None:
-        """Raise the error of a checkpoint that could not be written, once. Does not wait."""
-        if self._written is not None and self._written.done():
-            written, self._written = self._written, None
-            written.result()
-
-    def _write(self, step: int, state: Mapping[str, Any], when_copied: Callable[[], None]) -> None:
-        when_copied()
-        self._checkpoints.save(step, state)
-        try:
-            self._draw()
-        except Exception as error:  # no picture is worth a run
-            log.warning("the curves cannot be drawn after step %d: %s", step, in_one_line(error))
-
-
-def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
-    """Copy a tree of dicts, lists and tensors to the CPU; also returns a function that waits for the copy.
-
-    Copies from a GPU are only queued, after the step that made the state and before the next one.
-    """
-    streams: set[torch.device] = set()
-
-    def copy(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if value.device.type == "cpu":
-                return value.detach().clone()
-            streams.add(value.device)
-            host = torch.empty_like(value, device="cpu", pin_memory=True)
-            return host.copy_(value.detach(), non_blocking=True)
-        if isinstance(value, Mapping):
-            return {key: copy(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(copy(item) for item in value)
-        return value
-
-    copied: dict[str, Any] = copy(state)
-    events = [torch.cuda.current_stream(device).record_event() for device in streams]  # type: ignore[no-untyped-call]
-
-    def wait() -> None:
-        for event in events:
-            event.synchronize()
-
-    return copied, wait
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

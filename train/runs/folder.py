@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 from filelock import FileLock, Timeout
 
-from peclr_dali.errors import UserError
+from peclr_dali.errors import MachineError, UserError
 from peclr_dali.parsing import PACKAGE, parse_json, regular
 from peclr_dali.pipelines.config import refuse_among_images
 from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -135,6 +135,18 @@ class RunFolder:
                 path.rename(path.with_suffix(".earlier"))
             elif Checkpoints.step_of(path) > step:
                 path.unlink()
+
+    def require_there(self, step: int) -> None:
+        """Raise a `MachineError` if the folder of a running run has disappeared."""
+        if not self.config_file.exists():
+            raise MachineError(f"run.out = {self.root} was removed or cannot be reached: stopped at step {step}")
+
+    def diverged(self, what: str, step: int, lr: float) -> UserError:
+        """The error of a run whose loss or weights are not finite."""
+        return UserError(
+            f"{what} at step {step}, learning rate {lr:.3g}; the last good checkpoint is "
+            f"{self.checkpoints.latest() or 'none'}. Lower optim.lr or raise optim.warmup_epochs"
+        )
 
     def read_config(self) -> Config | FinetuneConfig:
         """The configuration of the run. Errors as in `load_config`."""

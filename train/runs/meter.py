@@ -5,42 +5,62 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Generic, Protocol, TypeVar
 
+import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
 
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.loader.loader import Loader
-from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.world import World
-from peclr_dali.train.runs.checkpoint import BackgroundWriter
-from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.distributed.all_ranks import on_all_ranks
+from peclr_dali.train.runs.checkpointer import Checkpointer
 from peclr_dali.train.runs.log import console, print_line
+from peclr_dali.train.runs.run import AnyRun
 from peclr_dali.train.steps.stopwatch import Stopwatch
-from peclr_dali.train.steps.training_state import Result, TrainingState
-
-AnyConfig: TypeAlias = Config | FinetuneConfig
-State: TypeAlias = TrainingState[Any, Any]
+from peclr_dali.train.steps.train_state import TrainState
 
 
-class Meter:
-    """Measures the training loop. Rank 0 writes the metrics; with `run.log_samples`, each rank writes its samples."""
+class Result(Protocol):
+    """Result of a step, for the training loop."""
+
+    @property
+    def loss(self) -> Tensor:
+        """Scalar, of the global batch, on the device."""
+
+
+R = TypeVar("R", bound=Result)
+
+
+class Meter(Generic[R]):
+    """Measures the training loop. Rank 0 writes the metrics; with `run.log_samples`, each rank writes its samples.
+
+    Args:
+        own_work: times this rank's own work in a step, without waiting for other ranks.
+        figures: the figures of a step's result for a row of metrics, besides the loss. It may wait for the device.
+        title: of the progress line.
+    """
 
     def __init__(
-        self, config: AnyConfig, folder: RunFolder, state: State, world: World, writer: BackgroundWriter, title: str
+        self,
+        run: AnyRun,
+        state: TrainState,
+        checkpointer: Checkpointer,
+        own_work: Stopwatch,
+        figures: Callable[[R], dict[str, float]],
+        title: str,
     ) -> None:
-        self._config, self._state, self._world, self._writer = config, state, world, writer
-        file = folder.root / f"samples-rank{world.rank}.jsonl"
-        self._samples = file.open("a", buffering=1) if config.run.log_samples else None
-        self._log = RunLog(config, folder, state, title) if world.is_main else None
-        self._waiting, self._steps, self._since, self._saved_s = Stopwatch(), 0, time.perf_counter(), writer.waited_s
-        self.lr = state.lr
-        """Learning rate of the newest step."""
+        self._config, self._folder, self._world, self._state = run.config, run.folder, run.world, state
+        self._checkpointer, self._own_work, self._figures = checkpointer, own_work, figures
+        file = run.folder.root / f"samples-rank{run.world.rank}.jsonl"
+        self._samples = file.open("a", buffering=1) if run.config.run.log_samples else None
+        self._log = RunLog(run, state, title) if run.world.is_main else None
+        self._waiting, self._saved_s = Stopwatch(), checkpointer.waited_s
+        self._steps, self._since = 0, time.perf_counter()  # of the next row of metrics
+        self._run_steps, self._run_since = 0, self._since  # of this process, without its first step
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> Meter[R]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,46 +68,67 @@ class Meter:
             if file is not None:
                 file.close()
 
-    def timed(self, loader: Loader) -> Iterator[Batch]:
-        """Yield the loader's batches and measure the time of waiting for each."""
-        batches = iter(loader)
-        while True:
-            with self._waiting.running(self._world.device):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            self.lr = self._state.lr
-            yield batch
+    def next_batch(self, batches: Iterator[Batch]) -> Batch:
+        """Take a batch, and measure the time of waiting for it."""
+        with self._waiting.running(self._world.device):
+            return next(batches)
 
-    def after_step(self, batch: Batch, result: Result, loss: float | None) -> None:
-        """Count a step. Given its loss, write a row of metrics, which waits for the device."""
-        self._steps += 1
+    def log(self, batch: Batch, result: R) -> None:
+        """Count a step; if it is due, write a row of metrics, which waits for the device. All ranks call it together.
+
+        Raises:
+            UserError: the loss is not finite.
+            MachineError: the folder has disappeared.
+        """
         step = self._state.steps_done
+        self._count(batch, step)
+        if step % self._config.run.log_every == 0 or self._state.is_finished:
+            self._world.barrier()  # with a time limit, which waiting for the GPU has not
+            with on_all_ranks(self._world):
+                loss = self._checked_loss(result, step)
+            self._write_row(step, loss, result, len(batch))
+
+    def _count(self, batch: Batch, step: int) -> None:
+        self._steps += 1
+        self._run_steps += 1
+        if self._run_steps == 1:  # it compiles, and measures memory
+            self._run_since = time.perf_counter()
         if self._samples is not None:
             seen = {"step": step, "first": int(batch.positions[0]), "samples": batch.samples.tolist()}
             self._samples.write(json.dumps(seen) + "\n")
         if self._log is not None:
             self._log.advance(step)
-        if loss is None:
-            return
-        waited_s, passes_s = self._waiting.take_s(), self._state.own_work.take_s()
-        elapsed_s = time.perf_counter() - self._since
-        slowest = self._slowest(waited_s, passes_s, len(batch))
+
+    def _checked_loss(self, result: R, step: int) -> float:
+        if self._world.is_main:
+            self._folder.require_there(step)
+        loss = result.loss.item()  # waits for the device
+        if not math.isfinite(loss):  # the same on all ranks
+            raise self._folder.diverged(f"the loss is {loss}", step, self._state.lr)
+        return loss
+
+    def _write_row(self, step: int, loss: float, result: R, images: int) -> None:
+        waited_s, passes_s, now = self._waiting.take_s(), self._own_work.take_s(), time.perf_counter()
+        elapsed_s, saved_s = now - self._since, self._checkpointer.waited_s
+        step_s = elapsed_s / self._steps
+        if self._run_steps > 1:
+            step_s = (now - self._run_since) / (self._run_steps - 1)
+        slowest = self._slowest(waited_s, passes_s, images)
         if self._log is not None:
             row = {
                 "step": step,
                 "epoch": step / (self._state.total_steps / self._config.train.epochs),
                 "loss": loss,
-                "lr": self.lr,
+                "lr": self._state.lr,
                 "images_per_s": self._steps * self._config.train.batch / elapsed_s,
                 "wait_share": waited_s / elapsed_s,
-                "checkpoint_share": (self._writer.waited_s - self._saved_s) / elapsed_s,
+                "checkpoint_share": (saved_s - self._saved_s) / elapsed_s,
                 **slowest,
-                **self._state.figures(result),
-                "eta_s": (self._state.total_steps - step) * elapsed_s / self._steps,
+                **self._figures(result),
+                "eta_s": (self._state.total_steps - step) * step_s,
             }
             self._log.write(row)
-        self._saved_s = self._writer.waited_s
+        self._saved_s = saved_s
         self._steps, self._since = 0, time.perf_counter()
 
     def _slowest(self, waited_s: float, passes_s: float, images: int) -> dict[str, float]:
@@ -108,25 +149,32 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude the `with` block from the time of the steps."""
+        """Exclude the `with` block from the time of the steps. Waits for all ranks and for the device first."""
+        self._world.barrier()  # with a time limit, which waiting for the GPU has not
+        if self._world.device.type == "cuda":
+            # Else the pause would begin before the GPU has finished the steps, and they would seem shorter.
+            torch.cuda.current_stream(self._world.device).synchronize()
         start = time.perf_counter()
         yield
-        self._since += time.perf_counter() - start
+        pause_s = time.perf_counter() - start
+        self._since += pause_s
+        self._run_since += pause_s
 
-    def validated(self, row: Mapping[str, float] | None) -> None:
-        """Write the metrics of a validation, if there was one."""
-        if self._log is not None and row is not None:
+    def log_validation(self, row: Mapping[str, float]) -> None:
+        """Write the metrics of a validation."""
+        if self._log is not None:
             self._log.write_validation(row)
 
 
 class RunLog:
     """Log of rank 0."""
 
-    def __init__(self, config: AnyConfig, folder: RunFolder, state: State, title: str) -> None:
+    def __init__(self, run: AnyRun, state: TrainState, title: str) -> None:
+        folder = run.folder
         self._metrics = folder.metrics_file.open("a", buffering=1)
         self._validation_file = folder.validation_file
         self._board = None
-        if config.run.tensorboard:
+        if run.config.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # importing it takes a second
 
             self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=state.steps_done + 1)

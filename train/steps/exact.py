@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from peclr_dali.models.nt_xent import AnchorLoss, require_floats
-from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.steps.batch_statistics import one_momentum_step
-from peclr_dali.train.steps.memory import HEADROOM_BYTES, free_bytes, with_graph_bytes
+from peclr_dali.train.steps.memory import HEADROOM_BYTES, GraphBytes, free_bytes
 from peclr_dali.train.steps.micro_batches import MicroBatchStep
+from peclr_dali.train.steps.precision import casts_once
 
 log = logging.getLogger(__name__)
 
@@ -120,12 +120,25 @@ class ExactStep(MicroBatchStep, Generic[B]):
             log.warning("out of memory: keeps %d instead of %d graphs from now on", kept - 1, kept)
 
     def _step(self, batch: B) -> StepResult:
-        micro_batches = self.begin(batch)
-        with one_momentum_step(self.network, self.world, self.batch // self.micro_batch) as add_statistics:
+        micro_batches, device = self.begin(batch), self.world.device
+        of_all_ranks = self.batch // self.micro_batch
+        with casts_once(device), one_momentum_step(self.network, self.world, of_all_ranks) as add_statistics:
             embedded = []  # of each micro-batch (V, n, D); with its graph if that is kept
-            with self.own_work.running(self.world.device):
+            with self.own_work.running(device):
                 for left, rows in zip(range(len(micro_batches), 0, -1), micro_batches, strict=True):
-                    embedded.append(self._embed_first(batch, rows, left))
+                    # With graph even if it is dropped at once: both passes then run the same kernels, compiled ones
+                    # included, and the second pass needs the memory anyway.
+                    if self.kept_graphs is None:
+                        graph = GraphBytes(self.network)
+                        with graph:
+                            embedding = self.embed(batch, rows)
+                        self.kept_graphs = self._fitting(graph.count)
+                    else:
+                        embedding = self.embed(batch, rows)
+                    self._require_embedding(embedding, rows)
+                    if left > self.kept_graphs:
+                        embedding = embedding.detach()
+                    embedded.append(embedding)
                     add_statistics()
 
             loss, embeddings, gradient = self._loss_and_gradient(
@@ -133,7 +146,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
             )
 
             changes = [embeddings.new_zeros(())]
-            with self.own_work.running(self.world.device):
+            with self.own_work.running(device):
                 # The last first, for any number of kept graphs: gradients are summed in the same order, and kept graphs
                 # are free before others are built again.
                 for rows in reversed(micro_batches):
@@ -167,20 +180,12 @@ class ExactStep(MicroBatchStep, Generic[B]):
         """The largest number of micro-batches of a rank."""
         return -(-self.batch // self.micro_batch // self.world.world_size)
 
-    def _embed_first(self, batch: B, rows: slice, left: int) -> Tensor:
-        """The embedding of a micro-batch, with graph if that is kept. `left` micro-batches are left, with this one."""
-        # With graph even if it is dropped at once: both passes then run the same kernels, compiled ones included, and
-        # the second pass needs the memory anyway.
-        if self.kept_graphs is None:
-            embedding, graph_bytes = with_graph_bytes(self.network, lambda: self.embed(batch, rows))
-            self.kept_graphs = self._fitting(graph_bytes)
-        else:
-            embedding = self.embed(batch, rows)
+    def _require_embedding(self, embedding: Tensor, rows: slice) -> None:
+        """Errors as `__call__`."""
         require_floats("what embed gives", embedding, ("V", rows.stop - rows.start, "D"))
         if not embedding.requires_grad:
             raise ValueError("what embed gives has no graph: is the whole network frozen, or does embed detach it?")
         self._refuse_others("embed has parameters that are not in `network`", embedding, self.network.parameters())
-        return embedding if left <= self.kept_graphs else embedding.detach()
 
     def _refuse_others(self, found: str, result: Tensor, known: Iterable[Tensor]) -> None:
         """In the first step: a ValueError if other tensors would get a gradient, which no rank would sum or drop."""
@@ -227,51 +232,3 @@ class ExactStep(MicroBatchStep, Generic[B]):
         if self.scaler is not None:
             gradient = self.scaler.scale(gradient)
         return loss, embeddings.detach(), gradient
-
-
-def embed_views(
-    network: Callable[[Tensor], Tensor],
-    undo: Callable[[Tensor, Tensor, Tensor], Tensor],
-    batch: Batch,
-    rows: slice,
-    *,
-    autocast_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Embed both views of some samples by the network and the latent inverse, with graph. Use it as `ExactStep.embed`.
-
-    Args:
-        network: (2n, 3, S, S) uint8 to (2n, D) projections.
-        undo: projections, matrices (2n, 2, 3) and source_to_view_px (2n, 2, 3) to embeddings (2n, D), as
-            `peclr_dali.models.equivariance.build_undo` makes it.
-        batch: at least two views; the first two are used.
-        rows: the rows of the n samples in `batch`.
-        autocast_dtype: 16-bit type for the network; None: no autocast. The latent inverse has at least 32 bits.
-
-    Returns:
-        (2, n, D).
-
-    Raises:
-        TypeError: the network gives something else than a tensor of floats.
-        ValueError: the batch has one view, or the network gives another shape.
-    """
-    if len(batch.views) < 2:
-        raise ValueError(f"the batch has {len(batch.views)} view, expected at least two: give make_loader views=2")
-    first, second = batch.views[:2]
-    image = torch.cat([first.image[rows], second.image[rows]])
-    matrix = torch.cat([first.matrix[rows], second.matrix[rows]])
-    source_to_view_px = torch.cat([first.source_to_view_px[rows], second.source_to_view_px[rows]])
-    with torch.autocast(image.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
-        projection = network(image)
-    require_floats("what the network gives", projection, (len(image), "D"))
-    if projection.dtype != torch.float64:
-        projection = projection.float()
-    return undo(projection, matrix, source_to_view_px).view(2, -1, projection.shape[1])
-
-
-def keypoints_of_pairs(batch: Batch) -> tuple[Tensor]:
-    """The keypoints in the first two views, (2, n, K, 2), in pixels of each view. Use it as `ExactStep.loss_inputs`.
-
-    Raises:
-        UserError: the data has no keypoints.
-    """
-    return (torch.stack([batch.keypoints_px(view) for view in range(2)]),)

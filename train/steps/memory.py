@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from peclr_dali.train.distributed.world import World
 
@@ -33,26 +32,33 @@ def free_bytes(world: World, headroom_bytes: int = 0) -> int:
     return int(psutil.virtual_memory().available / world.local_world_size)
 
 
-def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
-    """Run `forward`: its result with graph, and the bytes that the graph keeps for the backward pass.
+class GraphBytes(saved_tensors_hooks):
+    """Counts the bytes that the autograd graph of the `with` block keeps for the backward pass.
 
-    This is the sum of the saved tensors, each memory block once and rounded up as torch does it on a GPU, without the
-    network's own parameters and buffers. What other threads allocate meanwhile does not count.
+    These are the saved tensors, each memory block once and rounded up as torch does it on a GPU, without the network's
+    own parameters and buffers. What other threads allocate meanwhile does not count.
+
+    Attributes:
+        count: bytes so far.
     """
-    seen = {tensor.untyped_storage() for tensor in [*network.parameters(), *network.buffers()]}
-    count = 0
 
-    def note(saved: Tensor) -> Tensor:
-        nonlocal count
+    def __init__(self, network: nn.Module) -> None:
+        # A compiled network would also compile the hook, for every shape.
+        super().__init__(torch.compiler.disable(self._note), _as_saved)  # type: ignore[no-untyped-call]
+        self.count = 0
+        self._seen = {tensor.untyped_storage() for tensor in [*network.parameters(), *network.buffers()]}
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._seen.clear()  # what keeps the hook must not keep the saved memory
+
+    def _note(self, saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
-        if storage not in seen:
-            seen.add(storage)
-            count += -(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES
+        if storage not in self._seen:
+            self._seen.add(storage)
+            self.count += -(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES
         return saved.detach()  # otherwise a saved result and its node would reference each other and never be freed
 
-    # A compiled network would also compile the hook, for every shape.
-    note = torch.compiler.disable(note)  # type: ignore[no-untyped-call]
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
-        result = forward()
-    seen.clear()  # what keeps the hook must not keep the saved memory
-    return result, count
+
+def _as_saved(saved: Tensor) -> Tensor:
+    return saved

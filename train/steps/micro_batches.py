@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from peclr_dali.pipelines.samples.shares import micro_batch_share
-from peclr_dali.train.distributed.world import World, buckets
+from peclr_dali.train.distributed.world import BucketSum, World, buckets
 from peclr_dali.train.steps.stopwatch import Stopwatch
 
 
@@ -43,7 +43,7 @@ class MicroBatchStep:
     world: World = field(default_factory=World)
     share: range = field(init=False)
     own_work: Stopwatch = field(init=False, default_factory=Stopwatch)
-    _sums: list[Callable[[], None]] = field(init=False, default_factory=list)
+    _sums: GradientSums | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         rank, world_size = self.world.rank, self.world.world_size
@@ -73,7 +73,8 @@ class MicroBatchStep:
         """
         trained = [p for p in self.network.parameters() if p.requires_grad]
         if last and self.world.world_size > 1:
-            with begun_sums(self.world, trained) as self._sums:
+            self._sums = GradientSums(self.world, trained)
+            with self._sums.during_backward():
                 torch.autograd.backward(result, gradient)
             return
         # Autograd would add each tensor's gradient by a kernel of its own.
@@ -89,32 +90,43 @@ class MicroBatchStep:
 
     def sum_gradients(self) -> None:
         """End the sums of the gradients over all ranks."""
-        for end in self._sums:
-            end()
+        if self._sums is not None:
+            self._sums.end()
 
 
-@contextmanager
-def begun_sums(world: World, parameters: Sequence[nn.Parameter]) -> Iterator[list[Callable[[], None]]]:
-    """Begin to sum gradients over ranks while the backward pass in the `with` block computes the rest of them.
+class GradientSums:
+    """Sums gradients over ranks, in buckets, while the backward pass computes the rest of them.
 
-    Each bucket begins when its gradients are there, on all ranks in the same order: the last parameters come first, as
-    in the backward pass. Without `world.overlaps` they all begin after it. Yields the functions that end the sums.
+    A bucket begins when its gradients are there, on all ranks in the same order: the last parameters come first, as in
+    the backward pass. Without `world.overlaps` they all begin after it.
     """
-    left = [*buckets(parameters)][::-1]
-    there: set[Tensor] = set()
-    ends: list[Callable[[], None]] = []
 
-    def begin(*new: Tensor) -> None:
-        there.update(new)
-        while left and there.issuperset(left[0]):
-            if gradients := [p.grad for p in left.pop(0) if p.grad is not None]:
-                ends.append(world.begin_sum_(gradients))
+    def __init__(self, world: World, parameters: Sequence[nn.Parameter]) -> None:
+        self._world, self._parameters = world, parameters
+        self._waiting = [*buckets(parameters)][::-1]
+        self._there: set[Tensor] = set()
+        self._begun: list[BucketSum] = []
 
-    watched = parameters if world.overlaps else ()
-    hooks = [p.register_post_accumulate_grad_hook(begin) for p in watched]  # type: ignore[no-untyped-call]
-    try:
-        yield ends
-    finally:
-        for hook in hooks:
-            hook.remove()
-    begin(*parameters)  # also of those that the network does not use
+    @contextmanager
+    def during_backward(self) -> Iterator[None]:
+        """Begin the sums, in the `with` block or at its end."""
+        watched = self._parameters if self._world.overlaps else ()
+        hooks = [p.register_post_accumulate_grad_hook(self._begin) for p in watched]  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._begin(*self._parameters)  # also of those that the network does not use
+
+    def end(self) -> None:
+        """Write the sums to `.grad`."""
+        for bucket in self._begun:
+            bucket.end()
+
+    def _begin(self, *computed: Tensor) -> None:
+        """Note the parameters whose gradients are computed, and begin the buckets that are now complete."""
+        self._there.update(computed)
+        while self._waiting and self._there.issuperset(self._waiting[0]):
+            if gradients := [p.grad for p in self._waiting.pop(0) if p.grad is not None]:
+                self._begun.append(self._world.begin_sum_(gradients))

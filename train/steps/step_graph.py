@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
@@ -77,14 +76,15 @@ class _Recording:
 
 
 class StepGraph:
-    """Records a gradient's kernels on a GPU as one CUDA graph, on several ranks one between every two exchanges.
+    """Records a step's kernels on a GPU as one CUDA graph, on several ranks one between every two exchanges.
 
     In replays the same kernels run on the same numbers. Where the host needs longer to start them than the GPU to run
     them, a step gets faster. The graphs have memory of their own, as much as the recorded step, which nothing else can
     use. Sums of gradients over ranks begin after the last backward pass, not during it.
 
     Args:
-        step: its network's parameters and buffers stay in the same memory. Its `own_work` measures the graphs' replays.
+        step: it must not wait for the GPU, copy from the host, or use anything of a batch but its views. Its network's
+            parameters and buffers stay in the same memory. Its `own_work` measures the graphs' replays.
     """
 
     def __init__(self, step: ExactStep[Batch]) -> None:
@@ -92,19 +92,16 @@ class StepGraph:
         self._calls = 0
         self._recording: _Recording | None = None
 
-    def __call__(self, gradient: Callable[[Batch], StepResult], batch: Batch) -> StepResult:
-        """Run `gradient` on a batch, or replay the first one that was recorded. All batches have the same shapes.
-
-        `gradient` calls the step, which writes `.grad` of the network's parameters. It must not wait for the GPU, copy
-        from the host, or use anything of the batch but its views.
+    def __call__(self, batch: Batch) -> StepResult:
+        """Run the step on a batch, or replay the first one that was recorded. All batches have the same shapes.
 
         Raises:
             UserError: it cannot be recorded.
         """
         self._calls += 1
         if self._calls <= _WARM_UP_CALLS:
-            return gradient(batch)
-        recording = self._recording = self._recording or self._record(gradient, batch)
+            return self._step(batch)
+        recording = self._recording = self._recording or self._record(batch)
         for theirs, ours in zip(_tensors(batch), _tensors(recording.batch), strict=True):
             if theirs.shape != ours.shape:
                 raise ValueError(f"a tensor of {tuple(theirs.shape)}, but the recorded one has {tuple(ours.shape)}")
@@ -122,7 +119,7 @@ class StepGraph:
         # Copies, since the next replay overwrites the result.
         return StepResult(result.loss.clone(), result.embeddings.clone(), None if change is None else change.clone())
 
-    def _record(self, gradient: Callable[[Batch], StepResult], batch: Batch) -> _Recording:
+    def _record(self, batch: Batch) -> _Recording:
         views = [View(*(one.clone() for one in vars(view).values())) for view in batch.views]
         batch = replace(batch, views=tuple(views))
         step, world = self._step, self._step.world
@@ -132,7 +129,7 @@ class StepGraph:
             with warnings.catch_warnings(), recorder:
                 # After the last exchange, a network without batch norm has nothing to do.
                 warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-                result = gradient(batch)
+                result = step(batch)
         except RuntimeError as error:
             first: BaseException = error
             while first.__context__ is not None:  # torch ends the recording with an error that hides the cause

@@ -24,7 +24,8 @@ def _fail_on_ranks_1_and_2(out: str) -> None:
     world = described_world("cpu")
     with joined(world, 60.0):
         try:
-            on_all_ranks(world, lambda: on_all_ranks(world, lambda: 1 / (0 if world.rank in (1, 2) else 1)))
+            with on_all_ranks(world), on_all_ranks(world):
+                _ = 1 / (0 if world.rank in (1, 2) else 1)
         except (ZeroDivisionError, AnotherRankFailed) as error:
             Path(out, str(world.rank)).write_text(repr(error))
 
@@ -39,8 +40,8 @@ def test_the_lowest_failed_rank_raises_its_error_through_nested_calls(tmp_path: 
 def pretrain_where_rank_1_differs(what: str, settings: list[str], *others: str) -> None:
     elsewhere = World(1, 2, 1, torch.device("meta"), 2)
     change: dict[str, AbstractContextManager[Any]] = {
-        "device": patch("peclr_dali.train.trainer.described_world", return_value=elsewhere),
-        "precision": patch("peclr_dali.train.steps.training_state.resolve_precision", return_value="fp64"),
+        "device": patch("peclr_dali.train.runs.run.described_world", return_value=elsewhere),
+        "precision": patch("peclr_dali.train.runs.run.resolve_precision", return_value="fp64"),
     }
     if os.environ["RANK"] == "0":
         ranks.pretrain(settings)
@@ -80,12 +81,14 @@ def pretrain_where_rank_1_has_no_room(action: str, settings: list[str]) -> None:
         ranks.pretrain(settings)
 
 
-@pytest.mark.parametrize(("action", "code"), [("load_index", 2), ("Meter", 1)], ids=["agreed", "alone"])
+@pytest.mark.parametrize(
+    ("action", "code"), [("runs.run.load_index", 2), ("pretrain.Meter", 1)], ids=["agreed", "alone"]
+)
 def test_ranks_leave_at_once_when_one_has_no_room(action: str, code: int, images: Path, tmp_path: Path) -> None:
     """The others would wait for ten minutes. Outside of `on_all_ranks` they see that the connection is closed."""
     settings = tiny_run.settings(images, tmp_path / "run", "train.micro_batch=4", "run.rank_timeout_s=600")
     log = tmp_path / "log"
-    where = f"peclr_dali.train.trainer.{action}"
+    where = f"peclr_dali.train.{action}"
     processes = ranks.start_ranks(3, pretrain_where_rank_1_has_no_room, where, settings, log=log)
     try:
         for process, expected in zip(processes, (code, 2, code), strict=True):

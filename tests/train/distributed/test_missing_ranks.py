@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from peclr_dali.train.distributed.world import World, _choose_interface, described_world, joined
-from peclr_dali.train.steps.micro_batches import begun_sums
+from peclr_dali.train.steps.micro_batches import GradientSums
 from tests.train import ranks, tiny_run
 
 LIMIT_S, LATER_S = 15.0, 30.0
@@ -46,10 +46,10 @@ def _exchange(what: str, began: str) -> None:
                 if what == "hangs":
                     time.sleep(1000)
                 os.kill(os.getpid(), {"stops": signal.SIGSTOP, "dies": signal.SIGKILL}[what])
-            with begun_sums(world, [*layer.parameters()]) as ends:
+            sums = GradientSums(world, [*layer.parameters()])
+            with sums.during_backward():
                 layer(torch.ones(1)).backward()
-            for end in ends:
-                end()
+            sums.end()
 
 
 @pytest.mark.parametrize("what", ["hangs", "stops", "dies"])

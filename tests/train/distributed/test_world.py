@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.distributed.world import World, described_world, joined
-from peclr_dali.train.trainer import set_threads
+from peclr_dali.train.runs.run import set_threads
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.data())
@@ -90,7 +90,7 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch)
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 12)  # torch's own choice, which knows no quota
-    monkeypatch.setattr("peclr_dali.train.trainer.available_cores", lambda: 9)
+    monkeypatch.setattr("peclr_dali.train.runs.run.available_cores", lambda: 9)
     for threads, processes in ((None, 1), (None, 2), (None, 16), (3, 2), (1024, 1)):
         set_threads(threads, World(world_size=processes, local_world_size=processes))
     assert chosen == [9, 4, 1, 3, 9]

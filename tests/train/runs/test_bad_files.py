@@ -18,9 +18,12 @@ from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import EpochOrder
+from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.runs.bad_files import BadFiles
+from peclr_dali.train.runs.folder import RunFolder
+from peclr_dali.train.runs.run import Run
 from tests.train import ranks, tiny_run
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -110,14 +113,11 @@ def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
     rows = torch.cat([torch.arange(20), 50 + torch.arange(18)])
     batch = Batch((), rows[:, None], torch.arange(len(rows)), torch.tensor([98, 98]))
     for limits, too_many in (((0.01, 0.2), False), ((0.2, 0.01), True)):
-        bad_files = BadFiles(
-            join(sources, [1, 1]),
-            [DataConfig(max_bad_share=limit) for limit in limits],
-            tmp_path / "quarantine.jsonl",
-            World(),
-        )
-        bad_files.count(batch)
-        bad_files.sum_ranks({98: "empty file"})
+        data = tuple(DataConfig(max_bad_share=limit) for limit in limits)
+        run = Run(Config(data=data), World(), RunFolder(tmp_path, keep=1))
+        bad_files = BadFiles(run, join(sources, [1, 1]))
+        bad_files.quarantine.add(98, Path("48.jpg"), "empty file")
+        bad_files.count(batch, step=run.config.run.log_every)
         assert bad_files.too_many is too_many
         if too_many:
             with pytest.raises(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,10 @@ from hypothesis import strategies as st
 from peclr_dali.errors import UserError
 from peclr_dali.train.runs.checkpoint import (
     FORMAT,
-    BackgroundWriter,
     Checkpoints,
     DamagedCheckpoint,
     load_checkpoint,
-    snapshot,
 )
-from tests.full_disk import files_of_at_most
 
 
 def state(value: float = 1.0, count: int = 5000) -> dict[str, Any]:
@@ -91,95 +86,9 @@ def test_a_damaged_checkpoint_is_skipped_with_one_line(tmp_path: Path, caplog: p
         checkpoints.latest_undamaged()
 
 
-def test_on_a_full_disk_only_the_older_checkpoints_stay(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.save(1, state())
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with BackgroundWriter(checkpoints) as writer:
-        with files_of_at_most(2000):
-            writer.save(2, state())
-            with pytest.raises(OSError, match=r"step_") as refused:
-                writer.finish()
-            assert refused.value.__notes__ == [f"{tmp_path / 'step_000000002.pt'} was not written"]
-        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-        writer.save(3, state())  # told once; there may be room again
-        writer.finish()
-    assert [path.name for path in tmp_path.iterdir()] == ["step_000000003.pt"]
-
-
 def test_files_left_by_a_crash_are_removed_by_the_next_save(tmp_path: Path) -> None:
     (tmp_path / "step_000000001.part").write_bytes(b"half")
     checkpoints = Checkpoints(tmp_path, keep=1)
     assert checkpoints.latest_undamaged() is None
     checkpoints.save(2, state())
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000002.pt"]
-
-
-class SlowDisk(Checkpoints):
-    """Writes when told to."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, keep=10)
-        self.may_write = threading.Semaphore(0)
-        self.writing = 0
-        self.most_at_once = 0
-
-    def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        self.writing += 1
-        self.most_at_once = max(self.most_at_once, self.writing)
-        assert self.may_write.acquire(timeout=20)
-        self.writing -= 1
-        return super().save(step, state)
-
-
-def test_training_goes_on_while_the_disk_is_slow(tmp_path: Path) -> None:
-    disk = SlowDisk(tmp_path)
-    weights = state(1.0)
-    with BackgroundWriter(disk) as writer:
-        writer.save(1, weights)
-        weights["network"]["weight"].fill_(2.0)  # the next step
-        writer.check()
-        assert disk.paths() == []
-        threading.Timer(0.2, disk.may_write.release).start()
-        writer.save(2, weights)  # waits for the first
-        assert writer.waited_s > 0.1
-        weights["network"]["weight"].fill_(3.0)
-        assert len(disk.paths()) == 1
-        disk.may_write.release()
-    assert disk.most_at_once == 1
-    values = [load_checkpoint(path)["network"]["weight"][0].item() for path in disk.paths()]
-    assert values == [1.0, 2.0]
-
-
-def test_a_run_goes_on_without_its_curves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    with BackgroundWriter(Checkpoints(tmp_path, keep=1), fail) as writer:
-        for step in (1, 2):
-            writer.save(step, state())
-            writer.finish()
-    assert [path.name for path in tmp_path.iterdir()] == ["step_000000002.pt"]
-    assert caplog.messages[0] == "the curves cannot be drawn after step 1: ZeroDivisionError"
-
-
-def test_a_copy_keeps_layout_and_kind() -> None:
-    tensor = torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
-    copied, wait = snapshot({"a": [tensor, (1, "x")], "b": {"c": None}})
-    wait()
-    assert torch.equal(copied["a"][0], tensor)
-    assert copied["a"][0].stride() == tensor.stride()
-    assert copied["a"][0].data_ptr() != tensor.data_ptr()
-    assert not copied["a"][0].requires_grad
-    assert copied["a"][1] == (1, "x")
-    assert copied["b"] == {"c": None}
-
-
-@pytest.mark.gpu
-def test_copies_from_a_gpu_are_of_the_moment_they_were_asked_for() -> None:
-    tensor = torch.zeros(2**24, device="cuda")
-    copied, wait = snapshot({"weight": tensor})
-    tensor.fill_(1.0)
-    wait()
-    assert copied["weight"].device.type == "cpu"
-    assert not copied["weight"].any()
