@@ -16,8 +16,9 @@ from peclr_dali.pipelines.files.check import check_image, read_sound_jpegs
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.settings import Settings
-from peclr_dali.pipelines.samples.index import Bytes, Index, Partners
+from peclr_dali.pipelines.samples.index import Bytes, Index
 from peclr_dali.pipelines.samples.order import Order
+from peclr_dali.pipelines.samples.partners import Partners
 from peclr_dali.pipelines.views.augmentation import Augmentation
 from peclr_dali.pipelines.views.draws import draw_view
 from peclr_dali.pipelines.views.plan import join_plans, plan_views

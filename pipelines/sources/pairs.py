@@ -11,7 +11,8 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import Index, Partners, of_pairs, of_same_group
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.partners import Partners, of_pairs, of_same_group
 from peclr_dali.pipelines.sources.label_files import csv_rows, dataset_file, plain_name
 
 _log = logging.getLogger(__name__)

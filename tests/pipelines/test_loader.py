@@ -23,9 +23,10 @@ from PIL import Image as PillowImage
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS, Quarantine
-from peclr_dali.pipelines.samples.index import Bytes, Index, Store, of_same_group, read_file
+from peclr_dali.pipelines.samples.index import Bytes, Index, Store, read_file
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import EpochOrder, Order, build_order
+from peclr_dali.pipelines.samples.partners import of_same_group
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
 from tests.pipelines.harness import (
     RENDERERS,

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import Bytes, Index, Store, of_pairs
+from peclr_dali.pipelines.samples.index import Bytes, Index, Store
 from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.samples.partners import of_pairs
 from peclr_dali.pipelines.samples.subsets import write_bad_list
 from peclr_dali.pipelines.sources import load_index
 from tests.pipelines.sources.test_freihand import write_part
