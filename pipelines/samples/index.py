@@ -65,7 +65,8 @@ class SourceRows:
 
 
 _ROWS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
-    "box_px": ((3,), "f"), "keypoints_px": ((len(HAND), 2), "f"), "mirror": ((), "b"), "group": ((), "iu")
+    "box_px": ((3,), "f"), "keypoints_px": ((len(HAND), 2), "f"), "mirror": ((), "b"), "group": ((), "iu"),
+    "labelled_size_px": ((2,), "f"),
 }  # fmt: skip
 """The shape of an array's row, and the kinds of its numbers, by NumPy's letters."""
 _KINDS: Final = {"f": "floats", "b": "bools", "i": "integers"}
@@ -103,6 +104,10 @@ class Index:
         sources: the sources of a joined index, in the order of its rows; empty for a single source.
         store: reads the bytes of a sample; None if each sample is a file at `paths`.
         partners: the admissible second images of pairs; None: both views of a pair show the same image.
+        label_file: the file or files of the labels, for messages; "" if there are none.
+        labelled_size_px: (N, 2) float32 width and height of the images that the labels are made for, NaN where they are
+            not known; or None.
+        one_size: whether all images have one size, that of the cameras.
     """
 
     name: str
@@ -116,14 +121,15 @@ class Index:
     sources: tuple[SourceRows, ...] = ()
     store: Store | None = None
     partners: Partners | None = None
+    label_file: str = ""
+    labelled_size_px: FloatArray | None = None
+    one_size: bool = False
 
     def __post_init__(self) -> None:
         count = len(self.paths)
         if self.store is None:  # a change of the working folder changes no file
             object.__setattr__(self, "root", Path(self.root).absolute())
-        for name, array in (self._arrays | self.targets).items():
-            if array is None:
-                continue
+        for name, array in self.tables.items():
             row, kinds = _ROWS.get(name, (np.shape(array)[1:], "fiub"))
             if not isinstance(array, np.ndarray) or array.shape != (count, *row) or array.dtype.kind not in kinds:
                 found = f"{np.shape(array)} of {getattr(array, 'dtype', type(array).__name__)}"
@@ -136,9 +142,10 @@ class Index:
         return len(self.paths)
 
     @property
-    def _arrays(self) -> dict[str, Any]:
-        """The arrays with a row for each sample, besides the targets."""
-        return {name: getattr(self, name) for name in ("box_px", "keypoints_px", "mirror", "group")}
+    def tables(self) -> dict[str, Any]:
+        """The arrays with a row for each sample that there are, by name; also the targets."""
+        arrays = {name: getattr(self, name) for name in _ROWS}
+        return {name: array for name, array in arrays.items() if array is not None} | self.targets
 
     @property
     def counts(self) -> list[int]:
@@ -169,12 +176,13 @@ class Index:
         if self.sources:
             raise ValueError(f"{self.name}: select rows of each source before the sources are joined")
         rows = np.arange(len(self))[rows]
-        arrays: dict[str, Any] = {name: None if table is None else table[rows] for name, table in self._arrays.items()}
+        chosen = {name: array[rows] for name, array in self.tables.items()}
+        targets = {name: chosen.pop(name) for name in self.targets}
         return replace(
             self,
             paths=[self.paths[row] for row in rows.tolist()],
-            **arrays,
-            targets={name: array[rows] for name, array in self.targets.items()},
+            **chosen,
+            targets=targets,
             store=None if self.store is None else _SelectedStore(self.store, rows),
             partners=None if self.partners is None else self.partners.select(rows),
         )

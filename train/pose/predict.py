@@ -22,11 +22,11 @@ from peclr_dali.parsing import as_numbers, parse_json, regular
 from peclr_dali.pipelines.config import DataConfig, refuse_among_images
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
 from peclr_dali.pipelines.render.cpu_views import start_views
-from peclr_dali.pipelines.samples.box_check import check_boxes
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
+from peclr_dali.pipelines.samples.rules import LEAST_FOCAL_PX
+from peclr_dali.pipelines.samples.validate import validate
 from peclr_dali.pipelines.sources.boxes import squares_around
 from peclr_dali.pipelines.sources.folder import load_folder
-from peclr_dali.pipelines.sources.label_files import LEAST_FOCAL_PX
 from peclr_dali.pipelines.views.draws import draw_view
 from peclr_dali.pipelines.views.plan import plan_views
 from peclr_dali.skeleton import HAND
@@ -84,7 +84,7 @@ def predict(
         UserError: an argument cannot be used, or no picture can be read.
     """
     hands = _hands(images, box_px, boxes, out)
-    check_boxes(hands)
+    validate(hands)
     there = [file.name for file in out.iterdir()] if out.is_dir() else []
     require_own_results(out, [FILE, *there], force=force)
     earlier = _earlier_drawings(out, there, force=force)

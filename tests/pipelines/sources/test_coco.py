@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import ExifTags, Image
 
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
@@ -166,6 +167,19 @@ def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> Non
         load_coco(DataConfig("coco", str(root)))
 
 
+def test_sizes_before_exif_turned_the_images_end_in_one_line(root: Path) -> None:
+    """The labels are of the pixels as stored, then, and boxes show other parts of the images."""
+    content = json.loads((root / "annotations.json").read_text())
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    for image in content["images"]:
+        Image.new("RGB", (64, 48)).save(root / image["file_name"], exif=exif)
+        image.update(width=64, height=48)
+    (root / "annotations.json").write_text(json.dumps(content))
+    with one_line("20 of 20 images have another size .* 48, 64; labelled_size_px 64, 48.*before EXIF turned", root):
+        load_index(DataConfig("coco", str(root)))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -185,16 +199,24 @@ def test_files_in_another_format_end_in_one_line(text: str | None, message: str,
 @pytest.mark.parametrize(
     ("entries", "change", "message"),
     [
-        ("annotations", {"keypoints": [1, 2, 2]}, "expected 63 numbers in keypoints and 4 in bbox"),
-        ("annotations", {"bbox": [1, 2]}, "expected 63 numbers in keypoints and 4 in bbox"),
+        (
+            "annotations",
+            {"keypoints": [1, 2, 2]},
+            "annotation 0: keypoints are .*; expected 63 finite numbers, and 4 in bbox",
+        ),
+        ("annotations", {"bbox": [1, 2]}, "annotation 0: keypoints are .*; expected 63 finite numbers, and 4 in bbox"),
         ("annotations", {"image_id": 9}, "annotation 0: none of the 20 images has the id '9'"),
-        ("annotations", {"keypoints": None}, "annotation 0: has no list of keypoints"),
+        ("annotations", {"keypoints": None}, "annotation 0: keypoints are None; expected 63"),
         ("images", {"file_name": "a\0b.jpg"}, "expected keypoints in COCO's JSON format"),
-        ("images", {"width": "wide", "height": 48}, "000.jpg has 64 x 48 pixels, and wide x 48 in"),
-        ("images", {"width": 128, "height": 96}, "000.jpg has 64 x 48 pixels, and 128 x 96 in"),
+        ("images", {"width": "wide", "height": 48}, "width and height of an image are .'wide', 48"),
+        (
+            "images",
+            {"width": 128, "height": 96},
+            "1 of 1 images have another size than their labels say.*000.jpg .* 64, 48; labelled_size_px 128, 96",
+        ),
     ],
 )
 def test_a_wrong_entry_ends_in_one_line(entries: str, change: dict[str, Any], message: str, root: Path) -> None:
     changed(root, entries, **change)
     with one_line(message, root / "annotations.json"):
-        load_coco(DataConfig("coco", str(root)))
+        load_index(DataConfig("coco", str(root)))
