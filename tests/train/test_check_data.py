@@ -144,6 +144,5 @@ def test_lists_that_do_not_fit_are_one_clear_line(
 def test_all_hands_of_a_bad_frame_are_left_out(tmp_path: Path) -> None:
     index = Index("frames", tmp_path, ["a.jpg", "b.jpg", "b.jpg", "c.jpg"], np.zeros((4, 3), np.float32))
     write_bad_list(tmp_path / "bad.jsonl", {"b.jpg": "empty file"})
+    (tmp_path / "bad.jsonl").write_text("\ufeff" + (tmp_path / "bad.jsonl").read_text() + "\n")
     assert rows_not_listed(index, tmp_path / "bad.jsonl").tolist() == [0, 3]
-    (tmp_path / "edited.jsonl").write_text("\ufeff" + (tmp_path / "bad.jsonl").read_text() + "\n")
-    assert rows_not_listed(index, tmp_path / "edited.jsonl").tolist() == [0, 3]

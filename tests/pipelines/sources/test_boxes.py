@@ -6,7 +6,6 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,33 +162,6 @@ def test_joints_and_a_camera_beside_a_folder_are_the_labels_of_a_dataset(labelle
     assert [len(part) for part in parts] == [22, 2]
 
 
-def test_landmarks_in_another_order_than_the_joints_are_one_line(labelled: tuple[Path, Index]) -> None:
-    """From the fingertips to the palm."""
-    file, expected = labelled
-    config = DataConfig("folder", str(expected.root), box=str(file))
-    order = [0, *(1 + 4 * finger + joint for finger in range(5) for joint in (3, 2, 1, 0))]
-    points_px = load_index(config).keypoints_px
-    assert points_px is not None
-    header, *rows = file.read_text().splitlines()
-    for joints, message in (
-        (np.arange(21), None),
-        (np.array(order), "24 of 24 hands have 3D joints that are not projected to their keypoints"),
-    ):
-        landmarks = [",".join(map(str, one)) for one in points_px[:, joints].reshape(len(rows), -1).tolist()]
-        names = ",".join(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy")
-        lines = [f"{row},{one}" for row, one in zip(rows, landmarks, strict=True)]
-        file.write_text("\n".join([f"{header},{names}", *lines]))
-        with one_line(message) if message else nullcontext():
-            load_index(config)
-
-
-def with_landmarks(text: str) -> str:
-    """Columns of landmarks: an empty row, then one with all of them at (1, 2)."""
-    header, first, second, *rest = text.splitlines()
-    names = ",".join(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy")
-    return "\n".join([f"{header},{names}", first, second + ",1,2" * 21, *rest])
-
-
 def camera_of_twice_the_size(text: str) -> str:
     header, *rows = text.splitlines()
     cells = [row.split(",") for row in rows]
@@ -211,7 +183,6 @@ def camera_of_twice_the_size(text: str) -> str:
         ),
         (lambda text: text.replace("thumb_tip_z_m", "thumb_tip_z"), "with no columns 'thumb_tip_z_m'"),
         (lambda text: text.replace(",hand,", ",side,"), "line 2: keypoints and no column 'hand'; expected left, right"),
-        (with_landmarks, "1 of 1 hands have keypoints far from their boxes, the first is training/rgb/00000001.jpg"),
         (
             lambda text: re.sub(r"(?<=,)0\.[5-8]\d+", "500", text),
             "24 of 24 hands have joints behind the camera, or more than 20 m.* in metres",
