@@ -38,7 +38,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Row(NamedTuple):
-    """A row, not checked yet. `hand` is None in all rows of a file without hands; `labels` has those of its columns.
+    """A row. `hand` is None in all rows of a file without hands; `labels` has those of its columns.
+
+    Edges and labels are cells, or arrays of numbers once they are checked.
 
     `size_px` is the image's width and height, as far as the file says them.
     """
@@ -47,7 +49,7 @@ class _Row(NamedTuple):
     name: str
     edges: Any
     hand: str | None
-    labels: Mapping[str, Sequence[str]] = {}
+    labels: Mapping[str, Any] = {}
     size_px: Any = (np.nan, np.nan)
 
 
@@ -106,7 +108,7 @@ def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> B
             "with keypoints."
         )
     row_of = {plain_name(name): row for row, name in enumerate(names)}
-    boxes: dict[tuple[int, str | None, bytes], tuple[_Row, npt.NDArray[np.float64]]] = {}
+    boxes: dict[tuple[int, str | None, bytes], _Row] = {}
     absent, repeated, boxed, has_hands = list[str](), 0, set[int](), False
     with dataset_file(file, "boxes as CSV, or in COCO's JSON format", "Mend it, or give the path of another file."):
         for row in read(file):
@@ -130,7 +132,8 @@ def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> B
                     "several hands in an image, write left or right in a column 'hand' and set data.source = 'folder'."
                 )
             boxed.add(image)
-            boxes[key] = (row, edges_px)
+            labels = {label: _numbers(row, label) for label in row.labels}
+            boxes[key] = row._replace(edges=edges_px, labels=labels)
     if not boxes:
         found = absent[0] if absent else "holds no box"
         raise UserError(
@@ -142,13 +145,13 @@ def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> B
     if repeated:
         _log.warning("%s: %d rows repeat a hand of a row before, and are left out", file, repeated)
     in_order = sorted(boxes, key=lambda key: key[0])
-    rows = [boxes[key][0] for key in in_order]
-    edges = np.array([boxes[key][1] for key in in_order])
+    rows = [boxes[key] for key in in_order]
+    edges = np.array([row.edges for row in rows])
     return Boxes(
         np.array([image for image, *_ in in_order], np.int64),
         squares_around(edges[:, :2], edges[:, 2:]),
         np.array([row.hand == "left" for row in rows]) if has_hands else None,
-        {label: np.array([_numbers(row, label) for row in rows]) for label in rows[0].labels},
+        {label: np.array([row.labels[label] for row in rows]) for label in rows[0].labels},
         np.array([row.size_px for row in rows], np.float32),
     )
 
