@@ -135,9 +135,9 @@ def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> B
             labels = {label: _numbers(row, label) for label in row.labels}
             boxes[key] = row._replace(edges=edges_px, labels=labels)
     if not boxes:
-        found = absent[0] if absent else "holds no box"
+        found = absent[0] if absent else f"{file}: holds no box"
         raise UserError(
-            f"{file}: {found}; expected boxes of images such as {names[0]!r}, relative to the source's folder. Mend "
+            f"{found}; expected boxes of images such as {names[0]!r}, relative to the source's folder. Mend "
             "the names, or leave data.box out to use whole images."
         )
     if absent:
