@@ -23,7 +23,7 @@ from peclr_dali.pipelines.loader.loader import Loader, build_loader
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.runner import run_chunks
-from peclr_dali.pipelines.samples.box_check import image_sizes_px
+from peclr_dali.pipelines.samples.image_sizes import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
 from peclr_dali.train.config.load import to_dict

@@ -32,8 +32,8 @@ class DataConfig:
 
     Attributes:
         source: layout of the files: "freihand", "youtube3d", "ho3d", "dexter_object", "coco" (images with keypoints in
-            COCO's JSON format), "folder" (any tree of JPEG, PNG and WebP files) or "shards" (what the commands `pack`
-            and `index` write).
+            COCO's JSON format), "folder" (any tree of JPEG, PNG and WebP files) or "shards" (what the command
+            `pack` writes).
         root: the dataset's folder. For shards, also an address such as "s3://bucket/folder".
         part: the dataset's part, for `WITH_PARTS`. YouTube3DHands: "evaluation" is its test part.
         split: "train" and "val" divide the training part 90/10: FreiHAND by pose, HO-3D by recording, COCO by image,

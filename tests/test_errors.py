@@ -28,7 +28,7 @@ from tests.command_line import run_cli
 def test_what_a_user_can_mend_is_one_line(
     error: Exception, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("peclr_dali.train.data.preview", Mock(side_effect=error))
+    monkeypatch.setattr("peclr_dali.train.preview.preview", Mock(side_effect=error))
     assert run_cli("views", "out.png") == 2
     printed = capsys.readouterr().err
     assert printed.startswith(line)
@@ -39,7 +39,7 @@ def test_what_a_user_can_mend_is_one_line(
     "error", [RuntimeError("CUDA error"), MemoryError(), OSError("no space"), ModuleNotFoundError(name="peclr_dali.x")]
 )
 def test_other_errors_keep_their_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peclr_dali.train.data.preview", Mock(side_effect=error))
+    monkeypatch.setattr("peclr_dali.train.preview.preview", Mock(side_effect=error))
     with pytest.raises(type(error)):
         run_cli("views", "out.png")
 

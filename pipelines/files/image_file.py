@@ -37,7 +37,7 @@ class ImageFile(NamedTuple):
     """(bytes,) of the file; of a PNG or WebP, without metadata."""
 
     size_px: tuple[int, int]
-    """Height and width as stored. `exif.upright_size_px` computes the size of the upright image."""
+    """Height and width as stored. `displayed_size_px` in `samples/image_sizes.py` gives those of the upright image."""
 
     orientation: int = 1
     """Exif's orientation: 1 is upright, 2 to 8 are rotated or mirrored."""

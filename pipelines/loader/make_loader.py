@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import numpy as np
 import torch
 
 from peclr_dali.bounds import LARGEST_SEED
@@ -16,6 +15,7 @@ from peclr_dali.pipelines.loader.epoch_loader import EpochLoader, whole_number
 from peclr_dali.pipelines.randomness import MOST_VIEWS
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.shares import micro_batch_share
+from peclr_dali.pipelines.samples.validate import validate
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.ranks import described_ranks
@@ -76,8 +76,7 @@ def make_loader(
         data = DataConfig(source="folder", root=str(data))
     if isinstance(data, Index):
         index = data
-        if not np.isfinite(index.box_px).all() or (index.box_px[:, 2] < 0).any():
-            raise UserError(f"{index.name}: box_px has NaN, infinity or a negative side. Use 0, 0, 0 for whole images")
+        validate(index)
     elif isinstance(data, DataConfig) or (data and _are_configs(data)):
         index = load_index(data)
     else:

@@ -13,8 +13,9 @@ from peclr_dali.pipelines.files.check import check_image, read_sound_jpegs
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
 from peclr_dali.pipelines.loader.quarantine import Quarantine
 from peclr_dali.pipelines.render.chunk import Chunk
-from peclr_dali.pipelines.samples.index import Index, Partners
+from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import Order
+from peclr_dali.pipelines.samples.partners import Partners
 
 SUBSTITUTE_ATTEMPTS = 64
 """Number of bad substitutes in a row after which the run stops: the whole source is probably broken."""

@@ -17,7 +17,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import PipelinesConfig
-from peclr_dali.pipelines.samples.box_check import image_sizes_px, spread
+from peclr_dali.pipelines.samples.image_sizes import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.pipelines.views.plan import MAX_HALVINGS, most_halvings

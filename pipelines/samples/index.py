@@ -1,4 +1,4 @@
-"""The table of samples: files, boxes, labels, and the partners of pairs."""
+"""The table of samples: files, boxes, labels."""
 
 from __future__ import annotations
 
@@ -15,92 +15,10 @@ from typing import Any, Final
 import numpy as np
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
+from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
-from peclr_dali.pipelines.randomness import Stream, uniforms
+from peclr_dali.pipelines.samples.partners import Partners
 from peclr_dali.skeleton import HAND
-
-
-@dataclass(frozen=True)
-class Partners:
-    """The admissible partners of N samples. Those of sample n are `rows[first[n] : first[n] + count[n]]`.
-
-    Attributes:
-        rows: (M,) int64, rows of the index.
-        first, count: (N,) int64.
-    """
-
-    rows: IntArray
-    first: IntArray
-    count: IntArray
-
-    def of(self, samples: IntArray, drawn: DoubleArray, attempt: int = 0) -> IntArray:
-        """The partners (K,) of `samples` (K,): with numbers `drawn` (K,) in [0, 1), each admissible one alike.
-
-        `attempt` counts on from the one that was drawn, around all admissible ones. A sample without partners gets
-        itself.
-        """
-        partners = samples.copy()
-        some = np.flatnonzero(self.count[samples])
-        count = self.count[samples[some]]
-        number = (drawn[some] * count).astype(np.int64) + attempt
-        partners[some] = self.rows[self.first[samples[some]] + number % count]
-        return partners
-
-    def select(self, chosen: IntArray) -> Partners:
-        """The partners of the samples `chosen` (K,), in this order; partners that are not among them are left out."""
-        row_of = np.full(len(self.first), -1)
-        row_of[chosen] = np.arange(len(chosen))
-        rows = row_of[self.rows]
-        before = np.concatenate([[0], np.cumsum(rows >= 0)])  # entries that stay, before each entry
-        first, end = before[self.first[chosen]], before[(self.first + self.count)[chosen]]
-        return Partners(rows[rows >= 0], first, end - first)
-
-    @staticmethod
-    def joined(parts: Sequence[Partners | None], counts: Sequence[int]) -> Partners | None:
-        """The partners of several sources, whose `counts` rows follow each other; None if none has any."""
-        if all(part is None for part in parts):
-            return None
-        filled = [none_of(count) if part is None else part for part, count in zip(parts, counts, strict=True)]
-        rows, entries = np.cumsum([0, *counts]), np.cumsum([0, *(len(part.rows) for part in filled)])
-        return Partners(
-            np.concatenate([part.rows + start for part, start in zip(filled, rows, strict=False)]),
-            np.concatenate([part.first + start for part, start in zip(filled, entries, strict=False)]),
-            np.concatenate([part.count for part in filled]),
-        )
-
-
-def none_of(count: int) -> Partners:
-    """`count` samples without partners."""
-    return of_pairs(np.empty((0, 2), np.int64), count)
-
-
-def draw_partners(seed: int, epoch: int, places: IntArray) -> DoubleArray:
-    """Uniform numbers (N,) in [0, 1) that choose the partners at `places` (N,) of an epoch."""
-    return uniforms(seed, Stream.PARTNER, epoch, places, 4)[:, 0]
-
-
-def of_same_group(group: IntArray) -> Partners:
-    """Partners are the other samples with the same number in `group` (N,): those behind a sample, then from the first.
-
-    All pairs are in memory: groups are small, such as the four versions of a pose.
-    """
-    order = np.argsort(group, kind="stable")
-    in_order = group[order]
-    first, end = (np.searchsorted(in_order, in_order, side) for side in ("left", "right"))
-    sample = np.repeat(np.arange(len(group)), end - first - 1)  # in the order of `order`, as all below
-    start = np.cumsum(end - first - 1) - (end - first - 1)
-    behind = 1 + np.arange(len(sample)) - start[sample]
-    at = first[sample] + (sample - first[sample] + behind) % (end - first)[sample]
-    return of_pairs(np.stack([order[sample], order[at]], axis=1), len(group))
-
-
-def of_pairs(pairs: IntArray, count: int) -> Partners:
-    """Partners from pairs (P, 2) of rows, the second a partner of the first, of `count` samples."""
-    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
-    first, end = (np.searchsorted(pairs[:, 0], np.arange(count), side) for side in ("left", "right"))
-    return Partners(pairs[:, 1].copy(), first, end - first)
-
 
 _FAULTS_OF_A_FILE: Final = (
     None,  # an error of our own, such as a wrong checksum
@@ -147,7 +65,8 @@ class SourceRows:
 
 
 _ROWS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
-    "box_px": ((3,), "f"), "keypoints_px": ((len(HAND), 2), "f"), "mirror": ((), "b"), "group": ((), "iu")
+    "box_px": ((3,), "f"), "keypoints_px": ((len(HAND), 2), "f"), "mirror": ((), "b"), "group": ((), "iu"),
+    "labelled_size_px": ((2,), "f"),
 }  # fmt: skip
 """The shape of an array's row, and the kinds of its numbers, by NumPy's letters."""
 _KINDS: Final = {"f": "floats", "b": "bools", "i": "integers"}
@@ -185,6 +104,10 @@ class Index:
         sources: the sources of a joined index, in the order of its rows; empty for a single source.
         store: reads the bytes of a sample; None if each sample is a file at `paths`.
         partners: the admissible second images of pairs; None: both views of a pair show the same image.
+        label_file: the file or files of the labels, for messages; "" if there are none.
+        labelled_size_px: (N, 2) float32 width and height of the images that the labels are made for, NaN where they are
+            not known; or None.
+        one_size: whether all images have one size, that of the cameras.
     """
 
     name: str
@@ -198,14 +121,15 @@ class Index:
     sources: tuple[SourceRows, ...] = ()
     store: Store | None = None
     partners: Partners | None = None
+    label_file: str = ""
+    labelled_size_px: FloatArray | None = None
+    one_size: bool = False
 
     def __post_init__(self) -> None:
         count = len(self.paths)
         if self.store is None:  # a change of the working folder changes no file
             object.__setattr__(self, "root", Path(self.root).absolute())
-        for name, array in (self._arrays | self.targets).items():
-            if array is None:
-                continue
+        for name, array in self.tables.items():
             row, kinds = _ROWS.get(name, (np.shape(array)[1:], "fiub"))
             if not isinstance(array, np.ndarray) or array.shape != (count, *row) or array.dtype.kind not in kinds:
                 found = f"{np.shape(array)} of {getattr(array, 'dtype', type(array).__name__)}"
@@ -218,9 +142,10 @@ class Index:
         return len(self.paths)
 
     @property
-    def _arrays(self) -> dict[str, Any]:
-        """The arrays with a row for each sample, besides the targets."""
-        return {name: getattr(self, name) for name in ("box_px", "keypoints_px", "mirror", "group")}
+    def tables(self) -> dict[str, Any]:
+        """The arrays with a row for each sample that there are, by name; also the targets."""
+        arrays = {name: getattr(self, name) for name in _ROWS}
+        return {name: array for name, array in arrays.items() if array is not None} | self.targets
 
     @property
     def counts(self) -> list[int]:
@@ -251,12 +176,13 @@ class Index:
         if self.sources:
             raise ValueError(f"{self.name}: select rows of each source before the sources are joined")
         rows = np.arange(len(self))[rows]
-        arrays: dict[str, Any] = {name: None if table is None else table[rows] for name, table in self._arrays.items()}
+        chosen = {name: array[rows] for name, array in self.tables.items()}
+        targets = {name: chosen.pop(name) for name in self.targets}
         return replace(
             self,
             paths=[self.paths[row] for row in rows.tolist()],
-            **arrays,
-            targets={name: array[rows] for name, array in self.targets.items()},
+            **chosen,
+            targets=targets,
             store=None if self.store is None else _SelectedStore(self.store, rows),
             partners=None if self.partners is None else self.partners.select(rows),
         )

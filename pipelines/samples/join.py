@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
-from peclr_dali.pipelines.samples.index import Bytes, Index, Partners, SourceRows, Store
+from peclr_dali.pipelines.samples.index import Bytes, Index, SourceRows, Store
+from peclr_dali.pipelines.samples.partners import Partners
 
 
 def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:

@@ -20,7 +20,8 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import DoubleArray, IntArray
 from peclr_dali.pipelines.randomness import MOST_VIEWS, Stream, philox
-from peclr_dali.pipelines.samples.index import Index, draw_partners
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.partners import draw_partners
 
 
 def build_order(index: Index, *, batch: int, seed: int) -> Order:

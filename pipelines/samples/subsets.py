@@ -1,33 +1,28 @@
-"""Chooses parts of a dataset: by hash, the same on every machine; and without the files of a list of bad ones."""
+"""Chooses parts of a dataset by hash, the same on every machine."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
 import os
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import parse_json, regular
-from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.writing import write_text
 
 HELD_OUT_FRAC: Final = 0.1
 
 
-def refuse_key(config: DataConfig, key: Literal["part", "split"], why: str) -> None:
-    """Raise a `UserError` if a key of the data has another value than the one that all sources know."""
-    value, only = getattr(config, key), {"part": "training", "split": "all"}[key]
-    if value != only:
-        raise UserError(f'data.{key} = {value!r}: {why}. Set data.{key} = "{only}".')
+_KNOWN_TO_ALL: Final = {"part": ("training",), "split": ("all",), "box": ("center", "joints")}
+
+
+def refuse_key(config: DataConfig, key: Literal["part", "split", "box"], why: str) -> None:
+    """Raise a `UserError` if a key of the data has another value than those that all sources know."""
+    value, known = getattr(config, key), _KNOWN_TO_ALL[key]
+    if value not in known:
+        raise UserError(f'data.{key} = {value!r}: {why}. Leave it out, or set data.{key} = "{known[0]}".')
 
 
 def hash_of_name(name: str) -> int:
@@ -77,36 +72,3 @@ def _smallest(states: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.bool
     taken = np.zeros(len(states), bool)
     taken[np.argsort(mixed_bits(states), kind="stable")[:count]] = True
     return taken
-
-
-log = logging.getLogger(__name__)
-
-
-def write_bad_list(file: Path, reasons: Mapping[str, str]) -> None:
-    """Write paths and reasons. Errors as in `writing.whole_file`."""
-    write_text(file, "".join(f"{json.dumps({'path': path, 'reason': why})}\n" for path, why in reasons.items()))
-
-
-def rows_not_listed(index: Index, file: Path) -> IntArray:
-    """Rows (M,) int64 of an index whose files are not on the list, ascending; a file may be several rows.
-
-    The list may also have files that the index does not have, such as those of another split. If it has only such
-    files, a warning says so, since it may be the list of another dataset.
-
-    Raises:
-        UserError: the list cannot be read, or has all files of the index.
-    """
-    try:
-        listed = {parse_json(line)["path"] for line in regular(file).read_text("utf-8-sig").splitlines() if line}
-    except OSError as error:
-        raise UserError(
-            f"data.bad_list = {str(file)!r}: {error.strerror}; 'python cli.py check-data' makes it."
-        ) from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{file}: damaged, or not a list of bad files. Make it again with 'check-data'.") from error
-    left = np.array([row for row, path in enumerate(index.paths) if path not in listed], np.int64)
-    if not len(left):
-        raise UserError(f"{file}: lists all {len(index)} images of {index.root} as bad. Check the data again.")
-    if listed and len(left) == len(index):
-        log.warning("%s: none of its %d files is among the images of %s", file, len(listed), index.root)
-    return left

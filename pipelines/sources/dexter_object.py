@@ -22,10 +22,12 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.projection import project_px
 from peclr_dali.pipelines.samples.subsets import refuse_key
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.folder import files_under
-from peclr_dali.pipelines.sources.label_files import ENDINGS, dataset_file, project_px, require_metres
+from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.label_files.stored_images import ENDINGS
 from peclr_dali.skeleton import FINGERS, HAND
 
 SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
@@ -75,19 +77,18 @@ def load_dexter_object(config: DataConfig) -> Index:
         raise UserError(f"{data}: none of the folders {', '.join(SEQUENCES)} is there; expected one. Check data.root.")
     paths, tips = list[str](), []
     for sequence in present:
-        frames = _frames(data / sequence / "color")
         tips.append(_tips_mm(data / sequence / "annotations" / f"{sequence}3D.txt"))
-        paths += [f"data/{sequence}/color/{frame}" for frame in frames]
+        frames, others = files_under(data / sequence / "color", ENDINGS)
         if len(tips[-1]) != len(frames):
             raise UserError(
-                f"{data / sequence}: {len(frames)} frames in color, but {len(tips[-1])} lines in "
-                f"annotations/{sequence}3D.txt; expected one for each frame. Unpack the dataset again."
+                f"{data / sequence}: {len(frames)} {', '.join(ENDINGS)} files and {sum(others.values())} others in "
+                f"color, but {len(tips[-1])} lines in annotations/{sequence}3D.txt; expected one for each frame. "
+                "Unpack the dataset again; convert frames of other kinds to PNG, under the same names."
             )
+        frames.sort(key=lambda name: (len(name), name))  # image_10 after image_9
+        paths += [f"data/{sequence}/color/{frame}" for frame in frames]
     tips_m = _in_colour_camera(np.concatenate(tips))  # (N, 5, 3)
-    require_metres(data, tips_m)
     kept = np.flatnonzero(np.isfinite(tips_m[..., 2]).any(axis=1))
-    if not len(kept):
-        raise UserError(f"{data}: no fingertip is annotated in any frame. Unpack the dataset again.")
     if len(kept) < len(paths) or len(present) < len(SEQUENCES):
         used = f"{len(kept)} of {len(paths)} frames are used, of {len(present)} of {len(SEQUENCES)} sequences"
         log.warning("%s: %s; the other frames have no annotated fingertip", data, used)
@@ -95,7 +96,7 @@ def load_dexter_object(config: DataConfig) -> Index:
     xyz_m[:, TIPS] = tips_m[kept]
     keypoints_px = project_px(COLOUR_K, xyz_m)
     if boxes is None:
-        box_px = squares_around(np.nanmin(keypoints_px, axis=1), np.nanmax(keypoints_px, axis=1))
+        box_px = squares_around(np.fmin.reduce(keypoints_px, axis=1), np.fmax.reduce(keypoints_px, axis=1))
         least_px = LEAST_BOX_M * COLOUR_K[0, 0] / np.nanmean(xyz_m[..., 2], axis=1)
         box_px[:, 2] = np.maximum(box_px[:, 2], least_px)
     else:
@@ -108,17 +109,9 @@ def load_dexter_object(config: DataConfig) -> Index:
         keypoints_px=keypoints_px.astype(np.float32),
         mirror=np.ones(len(kept), bool),
         targets={"K": np.tile(COLOUR_K.astype(np.float32), (len(kept), 1, 1)), "xyz_m": xyz_m.astype(np.float32)},
+        label_file=f"{data}/*/annotations",
+        one_size=True,
     )
-
-
-def _frames(folder: Path) -> list[str]:
-    frames, others = files_under(folder, ENDINGS)
-    if not frames:
-        raise UserError(
-            f"{folder}: no {', '.join(ENDINGS)} files, but {sum(others.values())} others; expected the colour frames. "
-            "Other kinds are not read: convert them to PNG under the same names."
-        )
-    return sorted(frames, key=lambda name: (len(name), name))  # image_10 after image_9
 
 
 def _tips_mm(file: Path) -> npt.NDArray[np.float64]:

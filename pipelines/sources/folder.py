@@ -40,7 +40,8 @@ def load_folder(config: DataConfig) -> Index:
     mirrored, and images without a hand are left out.
 
     Raises:
-        UserError: the folder is missing, unreadable or has no images, or the boxes do not fit it.
+        UserError: the folder has no images, or the boxes do not fit it.
+        OSError: a folder is missing or unreadable.
     """
     root = Path(config.root)
     images, others = files_under(root, IMAGE_ENDINGS)
@@ -70,34 +71,29 @@ def _counts(files: Mapping[str, int]) -> str:
 def files_under(root: Path, endings: tuple[str, ...]) -> tuple[list[str], Counter[str]]:
     """The names of the files with some endings in a folder and below it, and the numbers of others by ending or kind.
 
-    See `load_folder`. An unreadable folder is a `UserError`.
+    See `load_folder`. An unreadable folder is an OSError.
     """
     images, others = list[str](), Counter[str]()
     folders, links = [""], list[str]()  # linked folders come last, so that files get their shortest paths
     seen: set[tuple[int, int]] = set()
     while folders or links:
         inside = folders.pop() if folders else links.pop(0)
-        try:
-            status = os.stat(root / inside)  # noqa: PTH116 - beside scandir, which pathlib lacks
-            if (status.st_dev, status.st_ino) in seen:
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            with os.scandir(root / inside) as entries:
-                for entry in sorted(entries, key=lambda entry: entry.name):
-                    if entry.name.startswith(".") or entry.name.lower() in _OF_THE_SYSTEM:
-                        others["hidden"] += 1
-                    elif entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110  never raises
-                        others[_BROKEN_LINK] += 1
-                    elif entry.is_dir():
-                        (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
-                    elif not entry.is_file():
-                        others["no regular file, such as a pipe"] += 1
-                    elif entry.name.lower().endswith(endings):
-                        images.append(inside + entry.name)
-                    else:
-                        others[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1  # noqa: PTH122
-        except OSError as error:
-            raise UserError(
-                f"{root / inside}: cannot be listed ({error.strerror}). Check the path and its permissions."
-            ) from error
+        status = os.stat(root / inside)  # noqa: PTH116 - beside scandir, which pathlib lacks
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(root / inside) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.name.startswith(".") or entry.name.lower() in _OF_THE_SYSTEM:
+                    others["hidden"] += 1
+                elif entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110  never raises
+                    others[_BROKEN_LINK] += 1
+                elif entry.is_dir():
+                    (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
+                elif not entry.is_file():
+                    others["no regular file, such as a pipe"] += 1
+                elif entry.name.lower().endswith(endings):
+                    images.append(inside + entry.name)
+                else:
+                    others[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1  # noqa: PTH122
     return images, others

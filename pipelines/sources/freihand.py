@@ -6,7 +6,6 @@ Zimmermann et al., "FreiHAND: A Dataset for Markerless Capture of Hand Pose and 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Final
 
@@ -15,17 +14,12 @@ import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.box_check import image_sizes_px
+from peclr_dali.pipelines.samples.image_sizes import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index, read_file
+from peclr_dali.pipelines.samples.projection import project_px
 from peclr_dali.pipelines.samples.subsets import refuse_key, rows_of_split
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
-from peclr_dali.pipelines.sources.label_files import (
-    LEAST_FOCAL_PX,
-    dataset_file,
-    project_px,
-    read_json_array,
-    require_metres,
-)
+from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, read_json_array
 from peclr_dali.skeleton import HAND
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
@@ -64,31 +58,29 @@ def load_freihand(config: DataConfig) -> Index:
     count = _count_images(root, part)
     backgrounds = len(VERSIONS) if part == "training" else 1
     labels = _read_labels(root, part, count, backgrounds)
-    if config.positive == "version" and not labels and count != backgrounds * _POSES:
-        raise UserError(f"{root}: data.positive = 'version' needs label files, which say how many poses there are.")
-    if count % backgrounds or (count == _POSES and not labels):
+    # Without labels, these may be the first quarter of all images, each of another pose.
+    doubtful = not labels and count != backgrounds * _POSES and (count == _POSES or config.positive == "version")
+    if count % backgrounds or doubtful:
         raise UserError(
             f"{root / part / 'rgb'}: {count} images; expected a multiple of {backgrounds}, one for each version of a "
-            f"pose, in all {backgrounds * _POSES} of FreiHAND's {_POSES} poses. Unpack the dataset again."
+            f"pose: all {backgrounds * _POSES} of FreiHAND's {_POSES} poses, or label files, which say how many poses "
+            "there are. Unpack the dataset again."
         )
     poses = count // backgrounds
     chosen = rows_of_split(np.arange(poses), split)
     offsets = [VERSIONS.index(version) * poses for version in versions] if part == "training" else [0]
     images = np.concatenate([offset + chosen for offset in offsets])
-    if not len(images):
-        raise UserError(f"{root}: no pose of {poses} is in split {split!r}. Use split 'all', or a larger set.")
-
     paths, keypoints_px = [_name(part, image) for image in images.tolist()], None
-    first = root / paths[0]
-    size_px = image_sizes_px(read_file, [str(first)])[0]  # height, width; 0 if it cannot be read
     if {"K", "xyz"} <= labels.keys():  # one row per pose, before they are repeated for the versions
         keypoints_px = project_px(labels["K"], labels["xyz"]).astype(np.float32)[images % poses]
     if box == "center":
-        if not size_px.all():
+        first = root / _name(part, 0)
+        height, width = image_sizes_px(read_file, [str(first)])[0].tolist()
+        if not height:
             raise UserError(
                 f"{first}: not a readable image; box 'center' takes the size of all images from it. Replace it."
             )
-        center = [size_px[1] / 2, size_px[0] / 2, config.center_frac * min(size_px)]
+        center = [width / 2, height / 2, config.center_frac * min(width, height)]
         box_px = np.tile(np.array(center, np.float32), (len(paths), 1))
     elif box == "joints":
         if keypoints_px is None:
@@ -107,6 +99,8 @@ def load_freihand(config: DataConfig) -> Index:
         keypoints_px=keypoints_px,
         group=images % poses,
         targets={_TARGETS[name]: rows.astype(np.float32)[images % poses] for name, rows in labels.items()},
+        label_file=f"{root / part}_*.json" if labels else "",
+        one_size=True,
     )
 
 
@@ -119,14 +113,13 @@ def _count_images(root: Path, part: str) -> int:
     remedy = f"Give the folder that holds '{part}', or make a stand-in with 'python cli.py make-data'."
     with dataset_file(folder, "FreiHAND's images there", remedy):
         names = {name for name in os.listdir(folder) if name.endswith(".jpg") and name[0] != "."}  # noqa: PTH208
-    if others := sorted(name for name in names if not re.fullmatch(r"\d{8}\.jpg", name)):
-        raise UserError(f"{folder}: {others[0]!r} is none of FreiHAND's images, 00000000.jpg and so on. Move it away.")
-    for image in range(max(len(names), 1)):
-        if f"{image:08d}.jpg" not in names:
-            raise UserError(
-                f"{folder}: {len(names)} .jpg files, but {image:08d}.jpg is missing; the last is "
-                f"{max(names, default='none')}. Expected numbers without a gap. Unpack the dataset again."
-            )
+    expected = {f"{image:08d}.jpg" for image in range(max(len(names), 1))}
+    if missing := sorted(expected - names):
+        others = f", and others such as {min(names - expected)!r} are there" if names else ""
+        raise UserError(
+            f"{folder}: {len(names)} .jpg files, but {missing[0]} is missing{others}. Expected numbers without a gap, "
+            "from 00000000.jpg on, and nothing else. Unpack the dataset again, or move others away."
+        )
     return len(names)
 
 
@@ -143,31 +136,5 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
                 f"{file}: labels for {len(rows)} poses, but {root / part / 'rgb'} has {images} images; expected "
                 f"{backgrounds} for each pose, {len(rows) * backgrounds} in all. Use labels and images of one set."
             )
-        _check_camera_frame(file, name, rows)
         labels[name] = rows
-    if {"xyz", "scale"} <= labels.keys():
-        start, end = HAND.reference_bone
-        bones_m = np.linalg.norm(labels["xyz"][:, start] - labels["xyz"][:, end], axis=1)
-        wrong = (labels["scale"] > 1.5 * bones_m) | (1.5 * labels["scale"] < bones_m)
-        if wrong.any():
-            found = f"{wrong.sum()} of {len(wrong)} are not the bones of {part}_xyz.json, first that of pose"
-            raise UserError(f"{file}: {found} {wrong.argmax()}; expected labels of one set. Unpack the dataset again.")
     return labels
-
-
-def _check_camera_frame(file: Path, name: str, rows: npt.NDArray[np.float64]) -> None:
-    if name == "K":
-        strange = (rows[:, 2] != [0, 0, 1]).any(axis=1) | (rows[:, [0, 1], [0, 1]] < LEAST_FOCAL_PX).any(axis=1)
-        if strange.any():
-            pose = int(strange.argmax())
-            raise UserError(
-                f"{file}: the camera matrix of pose {pose} is {rows[pose].tolist()}; expected focal lengths above "
-                f"{LEAST_FOCAL_PX:g} px, and a last row of 0, 0, 1. Is it transposed?"
-            )
-    if name == "xyz" and (rows[..., 2] <= 0).any():
-        raise UserError(
-            f"{file}: a depth of {rows[..., 2].min():g}; expected depths above 0, in metres in the camera's frame. "
-            "Mend the labels."
-        )
-    if name != "K":
-        require_metres(file, rows)

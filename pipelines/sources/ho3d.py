@@ -20,18 +20,13 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.projection import project_px
 from peclr_dali.pipelines.samples.subsets import hash_of_name, refuse_key
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
-from peclr_dali.pipelines.sources.label_files import (
-    Tables,
-    dataset_file,
-    project_px,
-    read_json_array,
-    remembered,
-    require_metres,
-    stored_images,
-)
-from peclr_dali.pipelines.sources.pickles import MANO_TO_KEYPOINTS, read_numpy_pickle
+from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, read_json_array
+from peclr_dali.pipelines.sources.label_files.pickles import MANO_TO_KEYPOINTS, read_numpy_pickle
+from peclr_dali.pipelines.sources.label_files.remembered import Tables, remembered
+from peclr_dali.pipelines.sources.label_files.stored_images import stored_images
 from peclr_dali.skeleton import HAND
 
 VALIDATION_FRAC: Final = 0.1
@@ -49,7 +44,7 @@ def load_ho3d(config: DataConfig) -> Index:
 
     `data.root` holds these lists, whose lines are SEQUENCE/FRAME, and `train/SEQUENCE/rgb/FRAME.png` (version 2) or
     `.jpg` (version 3) with `train/SEQUENCE/meta/FRAME.pkl`; `evaluation/` has the same layout. The pickles are read
-    without running code, see `numpy_pickle`. All hands are right hands.
+    without running code, see `read_numpy_pickle`. All hands are right hands.
 
     Keypoints are camMat times handJoints3D, converted from OpenGL's axes and MANO's order to those of `Index`. Pixels
     are assumed to be corner-based, as for FreiHAND. The box is the square around the keypoints. The evaluation part has
@@ -75,12 +70,14 @@ def load_ho3d(config: DataConfig) -> Index:
     frames = _listed_frames(root, folder)
     # Before the split: evaluation_xyz.json has no names, so its entries are matched by position.
     chosen = np.arange(len(frames)) if split == "all" else np.flatnonzero(_in_split(root, frames, split))
-    names, there = _image_names(root, folder, frames, chosen)
-    places = chosen[there]
+    stems = [f"{folder}/{sequence}/rgb/{frame}" for sequence, frame in frames]
+    stored = stored_images(root, stems)
+    places = np.array([place for place in chosen.tolist() if stored[place] is not None], np.int64)
     tables = _annotations(root, folder, [frames[place] for place in places.tolist()])
-    xyz_m = tables["xyz_m"]
+    xyz_m, label_file = tables["xyz_m"], root / folder / "*/meta"
     if part == "evaluation" and (root / "evaluation_xyz.json").is_file():
-        xyz_m = _evaluation_xyz(root / "evaluation_xyz.json", len(frames))[places]
+        label_file = root / "evaluation_xyz.json"
+        xyz_m = _evaluation_xyz(label_file, len(frames))[places]
     keypoints_px = project_px(tables["K"], xyz_m)
     # The annotated box counts where a keypoint is not known.
     whole = np.isfinite(keypoints_px).reshape(len(places), -1).all(axis=1, keepdims=True)
@@ -92,9 +89,9 @@ def load_ho3d(config: DataConfig) -> Index:
             "%s: %d of %d listed frames are used; the images of %d are missing, and the annotations of %d have no hand",
             root / f"{folder}.txt", len(usable), len(chosen), len(chosen) - len(places), len(places) - len(usable),
         )  # fmt: skip
-    if not len(usable):
-        raise UserError(f"{root}: no annotation in {folder}/*/meta has a hand. Unpack the dataset again.")
     places, xyz_m = places[usable], xyz_m[usable]
+    ending = Path(next(filter(None, stored))).suffix  # that of the missing ones, too
+    names = [path or stem + ending for path, stem in zip(stored, stems, strict=True)]
     box_px = squares_around(low_px[usable], high_px[usable]) if boxes is None else boxes_of_images(boxes, names)[places]
     moments = [f"{_recording(sequence)}/{frame}" for sequence, frame in (frames[place] for place in places.tolist())]
     return Index(
@@ -103,29 +100,15 @@ def load_ho3d(config: DataConfig) -> Index:
         paths=[names[place] for place in places.tolist()],
         box_px=box_px,
         keypoints_px=keypoints_px[usable].astype(np.float32),
-        group=np.array([hash_of_name(moment) for moment in moments]),
+        group=np.array([hash_of_name(moment) for moment in moments], np.int64),
         targets={
             "K": tables["K"][usable].astype(np.float32),
             "xyz_m": xyz_m.astype(np.float32),
             "scale_m": np.linalg.norm(xyz_m[:, 10] - xyz_m[:, 9], axis=1).astype(np.float32),
         },
+        label_file=str(label_file),
+        one_size=True,
     )
-
-
-def _image_names(
-    root: Path, folder: str, frames: Sequence[tuple[str, str]], chosen: npt.NDArray[np.intp]
-) -> tuple[list[str], npt.NDArray[np.bool_]]:
-    """The names of the images of all frames, and which of the chosen frames have an image; at least one must."""
-    stems = [f"{folder}/{sequence}/rgb/{frame}" for sequence, frame in frames]
-    paths = stored_images(root, stems)
-    there = np.array([paths[place] is not None for place in chosen.tolist()], bool)
-    if not there.any():
-        raise UserError(
-            f"{root}: none of {len(chosen)} images exists; the first would be {stems[chosen[0]]}.png (or .jpg). Unpack "
-            "the dataset again, or check data.root."
-        )
-    ending = Path(str(paths[chosen[there][0]])).suffix  # that of the missing ones, too
-    return [path or stem + ending for path, stem in zip(paths, stems, strict=True)], there
 
 
 def _listed_frames(root: Path, folder: str) -> list[tuple[str, str]]:
@@ -173,7 +156,6 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
                 xyz_m[row] = _in_our_frame(joints)
             else:
                 xyz_m[row, 0] = joints * OPENGL_TO_CAMERA
-        require_metres(root / folder, xyz_m)
         return {"K": np.array(cameras), "xyz_m": xyz_m, "box_px": np.array(boxes_px)}
 
     return remembered(f"ho3d-1-{selection}", metas, read)
@@ -205,5 +187,4 @@ def _evaluation_xyz(file: Path, frames: int) -> npt.NDArray[np.float64]:
         raise UserError(
             f"{file}: keypoints of {len(joints)} frames, but evaluation.txt lists {frames}. Use both of one version."
         )
-    require_metres(file, joints)
     return _in_our_frame(joints)

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import Index, Partners, of_pairs, of_same_group
-from peclr_dali.pipelines.sources.label_files import csv_rows, dataset_file, plain_name
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.partners import Partners, of_pairs, of_same_group
+from peclr_dali.pipelines.sources.label_files.csv_table import csv_rows, plain_name
+from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 
 _log = logging.getLogger(__name__)
 
@@ -40,49 +41,49 @@ def partners_of(index: Index, config: DataConfig) -> Partners | None:
                 f"data.positive = 'version': {index.root} ({config.source}) has no versions of a pose; expected "
                 "FreiHAND's layout or shards packed from it. Choose another data.positive"
             )
-        partners = of_same_group(index.group)
+        partners, where = of_same_group(index.group), "among data.versions"
     else:
-        partners = of_pairs(_read_pairs(Path(str(config.pairs)), index), len(index))
+        partners, where = _read_pairs(Path(str(config.pairs)), index)
     without = int((partners.count == 0).sum())
     if without == len(index):
         raise UserError(
-            f"data.positive = {kind!r}: no image of {index.root} has a partner. Choose another data.positive"
+            f"data.positive = {kind!r}: no image of {index.root}, such as {index.paths[0]!r}, has a partner {where}. "
+            "Names are relative to data.root. Mend the pairs, or choose another data.positive"
         )
     if without:
         _log.warning("%s: %d of %d images have no partner, and pair with themselves", index.root, without, len(index))
     return partners
 
 
-def _read_pairs(file: Path, index: Index) -> IntArray:
-    """The pairs (P, 2) of rows of the index. Pairs of images that the index leaves out are left out.
+def _read_pairs(file: Path, index: Index) -> tuple[Partners, str]:
+    """The partners by a file, and where they are, in words.
 
-    A hand's number counts the hands of its image, from 0, in the index's order.
+    Pairs of an image with itself, or of one that is not used, are left out.
+
+    A hand's number counts the hands of its image, from 0, in the index's order. A warning counts what is left out.
     """
     row_of = _rows_by_name(index)
-    pairs, unknown = list[list[int]](), None
+    pairs, left_out = list[tuple[int, int]](), list[str]()
     with dataset_file(file, "a CSV file of pairs", "Mend it."):
-        for where, cells in csv_rows(file, ("file", "positive")):
-            pairs.append([])
-            for name, key in (("file", "number"), ("positive", "positive_number")):
-                number = cells.get(key, "0").strip()
-                if not (number.isascii() and number.isdigit()):
-                    raise UserError(f"{where}: {key} is {number[:80]!r}; expected a whole number. Mend it.")
-                pairs[-1].append(row_of.get((plain_name(cells[name]), int(number)), -1))
-                if pairs[-1][-1] < 0:
-                    unknown = unknown or f"hand {number} of {cells.get(name, '')[:80]!r} in {where}"
-    found = np.array(pairs, np.int64).reshape(-1, 2)
-    known = found[(found >= 0).all(axis=1)]
-    if not len(known):
-        raise UserError(
-            f"{file}: none of its {len(found)} pairs is of images in {index.root}, such as {index.paths[0]!r}"
-            f"{f': not {unknown}' if unknown else ''}. Names are relative to data.root. Mend the names, or add pairs."
-        )
-    if unknown is not None:
-        few = (len(found) - len(known), len(found), unknown)
-        _log.warning("%s: %d of %d pairs are of images that are not used, the first is %s", file, *few)
-    if (itself := np.flatnonzero(known[:, 0] == known[:, 1])).size:
-        raise UserError(f"{file}: {index.paths[known[itself[0], 0]]!r} is its own partner. Remove this pair.")
-    return np.unique(known, axis=0)
+        for place, cells in csv_rows(file, ("file", "positive")):
+            first = row_of.get((plain_name(cells["file"]), _whole(cells.get("number", "0"))))
+            second = row_of.get((plain_name(cells["positive"]), _whole(cells.get("positive_number", "0"))))
+            if first is None or second is None or first == second:
+                left_out.append(f"{place}: {','.join(cells.values())[:80]!r}")
+            else:
+                pairs.append((first, second))
+    where = f"in {file}"
+    if left_out:
+        count = f"{len(left_out)} of {len(left_out) + len(pairs)}"
+        where += f": {count} pairs are not of two hands that are used, the first is in {left_out[0]}"
+        _log.warning("Partners %s", where)
+    return of_pairs(np.unique(np.array(pairs, np.int64).reshape(-1, 2), axis=0), len(index)), where
+
+
+def _whole(cell: str) -> int:
+    """The number in a cell; -1, which is no hand's, if it is no whole number."""
+    digits = cell.strip()
+    return int(digits) if digits.isascii() and digits.isdigit() else -1
 
 
 def _rows_by_name(index: Index) -> dict[tuple[str, int], int]:

@@ -19,12 +19,15 @@ import numpy.typing as npt
 from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.box_check import image_sizes_px
+from peclr_dali.pipelines.samples.image_sizes import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.samples.subsets import refuse_key
-from peclr_dali.pipelines.sources.boxes import refuse_boxes, squares_around
-from peclr_dali.pipelines.sources.label_files import Tables, dataset_file, image_name, remembered, stored_images
-from peclr_dali.pipelines.sources.pickles import VERTICES, keypoint_regressor, read_regressor
+from peclr_dali.pipelines.sources.boxes import squares_around
+from peclr_dali.pipelines.sources.label_files.coco_json import Entries
+from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.label_files.pickles import VERTICES, keypoint_regressor, read_regressor
+from peclr_dali.pipelines.sources.label_files.remembered import Tables, remembered
+from peclr_dali.pipelines.sources.label_files.stored_images import image_name, stored_images
 
 _SAME_SHAPE: Final = 0.01
 """Largest relative difference of aspect ratios that count as equal, as those of 854 x 480 and 1280 x 720."""
@@ -56,7 +59,7 @@ def load_youtube3d(config: DataConfig) -> Index:
     Raises:
         UserError: a file is missing or does not fit the layout, or no frame exists.
     """
-    refuse_boxes(config, "YouTube3DHands has its own boxes, one for each hand of a frame")
+    refuse_key(config, "box", "YouTube3DHands has its own boxes, one for each hand of a frame")
     part = _part(config)
     annotations = Path(config.root) / f"youtube_{part}.json"
     files, regressor = [annotations], None
@@ -76,26 +79,18 @@ def _part(config: DataConfig) -> str:
 
 def _index(root: Path, part: str, hands: Tables) -> Index:
     names: list[str] = hands["names"].tolist()
-    stored = stored_images(root, (name.rpartition(".")[0] for name in names))
+    stored = stored_images(root, [name.rpartition(".")[0] for name in names])
     there = np.array([stored[image] is not None for image in hands["image"].tolist()], bool)
-    count = len(there)
-    if not there.any():
-        raise UserError(
-            f"{root}: no frame of {count} hands exists; the first would be {names[hands['image'][0]]} (or .jpg); "
-            "fetch the videos' frames, or check data.root."
-        )
     scale = _scales(root, names, stored, hands["size_px"])[hands["image"]]  # (N, 2), NaN where it does not fit
     fits = np.isfinite(scale[:, 0])
     kept = np.flatnonzero(there & fits)
-    if not len(kept):
-        raise UserError(f"{root}: every frame has another aspect ratio than its annotation; fetch the original videos.")
     scale = scale[kept]
     missing, misfits, scaled = (~there).sum(), (there & ~fits).sum(), (scale != 1).any(axis=1).sum()
     if missing or misfits or scaled:
         log.warning(
             "%s: %d of %d hands are used. Left out are %d without a frame, and %d whose frame has another aspect ratio "
             "than its annotation. For %d, whose frame has another size, boxes and keypoints were scaled",
-            root / f"youtube_{part}.json", len(kept), count, missing, misfits, scaled,
+            root / f"youtube_{part}.json", len(kept), len(there), missing, misfits, scaled,
         )  # fmt: skip
     low_px, high_px = hands["low_px"][kept] * scale, hands["high_px"][kept] * scale
     keypoints_px, targets = None, {}
@@ -112,6 +107,7 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
         mirror=hands["is_left"][kept],
         group=images,
         targets=targets,
+        label_file=str(root / f"youtube_{part}.json"),
     )
 
 
@@ -161,20 +157,16 @@ def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables
     remedy = "Check data.root, or unpack the dataset again."
     with dataset_file(file, expected, remedy) as path, path.open("rb") as content:  # two GB: never whole in memory
         images = [image for _, image in _entries(content, file, "image", _frame)]
-        row_of = {number: row for row, (number, *_) in enumerate(images)}
-        if len(row_of) < len(images):
-            raise UserError(f"{file}: several images have the same id; expected each once. Unpack the dataset again.")
+        listed = Entries([number for number, *_ in images], file, "images")
         for place, (image, left, mesh) in _entries(content, file, "annotation", _hand):
-            if image not in row_of:
-                raise UserError(f"{place}: none of the {len(images)} images has the id {image}. Use both of one file.")
-            rows.append(row_of[image])
+            rows.append(listed.row(image, place))
             is_left.append(left)
             low_px.append(mesh[:, :2].min(axis=0))
             high_px.append(mesh[:, :2].max(axis=0))
             if regressor is not None:
                 xyz_px.append(regressor @ mesh)
-    if not rows:
-        raise UserError(f"{file}: {len(images)} images and 0 annotations; expected some. Unpack the dataset again.")
+        if not rows:
+            raise ValueError(f"{len(images)} images and 0 annotations")
     tables: Tables = {
         "names": np.array([name for _, name, _ in images]),
         "size_px": np.array([size_px for *_, size_px in images]),

@@ -27,7 +27,7 @@ from peclr_dali.bench.peers import offered_peers
 from peclr_dali.bench.rows import read_rows
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
-from peclr_dali.pipelines.samples.index import of_pairs
+from peclr_dali.pipelines.samples.partners import of_pairs
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.shards.pack import pack
 from peclr_dali.train.config.pretraining import Config

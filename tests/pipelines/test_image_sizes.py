@@ -8,7 +8,7 @@ from PIL import Image
 
 from peclr_dali.pipelines.loader.batch_memory import PixelBuffers
 from peclr_dali.pipelines.render.settings import samples_in_chunk
-from peclr_dali.pipelines.samples.box_check import image_sizes_px, spread
+from peclr_dali.pipelines.samples.image_sizes import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 
 

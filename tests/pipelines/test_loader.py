@@ -24,9 +24,10 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader.quarantine import Quarantine
 from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS
-from peclr_dali.pipelines.samples.index import Bytes, Index, Store, of_same_group, read_file
+from peclr_dali.pipelines.samples.index import Bytes, Index, Store, read_file
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import EpochOrder, Order, build_order
+from peclr_dali.pipelines.samples.partners import of_same_group
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
 from tests.pipelines.harness import (
     RENDERERS,

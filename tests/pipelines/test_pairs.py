@@ -16,9 +16,10 @@ from scipy.stats import chisquare
 from peclr_dali import DataConfig, make_loader
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.samples.index import Index, Partners, draw_partners, of_pairs, of_same_group
+from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import EpochOrder
+from peclr_dali.pipelines.samples.partners import Partners, draw_partners, of_pairs, of_same_group
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -168,7 +169,9 @@ def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     index = load_index(config)
     assert index.partners is not None
     assert admissible(index.partners) == [[2, 3], [], [0], []]
-    assert "1 of 4 pairs are of images that are not used, the first is hand 0 of '004.jpg' in " in caplog.text
+    assert (
+        f"1 of 4 pairs are not of two hands that are used, the first is in {pairs}, line 5: '001.jpg,0,0" in caplog.text
+    )
     assert "2 of 4 images have no partner" in caplog.text
     pairs.write_text("file,positive\n./000.jpg,004.jpg\n")
     plain = load_index(DataConfig("folder", str(images), positive="file", pairs=str(pairs)))
@@ -185,10 +188,10 @@ OF_FILE = {"positive": "file", "pairs": "p.csv"}
         ({"positive": "version"}, "", "has no versions of a pose"),
         ({"positive": "file"}, "", "data.pairs = None"),
         ({"pairs": "p.csv"}, "", "data.positive = 'self' and data.pairs = 'p.csv'"),
-        (OF_FILE, "a,b\n", "line 1 is 'a,b'; expected a header with the columns file,positive"),
-        (OF_FILE, "file,positive\nx.jpg,x.jpg\n", "is its own partner"),
-        (OF_FILE, "file,positive\ny.jpg,x.jpg\n", "none of its 1 pairs .* not hand 0 of 'y.jpg' in p.csv, line 2"),
-        (OF_FILE, "file,number,positive\nx.jpg,x,x.jpg\n", "line 2: number is 'x'; expected a whole number"),
+        (OF_FILE, "a,b\n", "line 1 is 'a,b', with no columns 'file'; expected a header with each of the columns fi"),
+        (OF_FILE, "file,positive\nx.jpg,x.jpg\n", "has a partner in p.csv: 1 of 1 pairs are not of two hands"),
+        (OF_FILE, "file,positive\ny.jpg,x.jpg\n", "the first is in p.csv, line 2: 'y.jpg,x.jpg'. Names are rel"),
+        (OF_FILE, "file,number,positive\nx.jpg,x,x.jpg\n", "the first is in p.csv, line 2: 'x.jpg,x,x.jpg'"),
         (OF_FILE | {"pairs": "q.csv"}, "", "q.csv: No such file"),
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from peclr_dali.pipelines.files.image_file import ImageFile
 from peclr_dali.pipelines.render.settings import Settings
-from peclr_dali.train.data import decode
+from peclr_dali.train.check_data import decode
 
 KILL, ABORT, EXIT, HANG, COSTLY = (b"kill", b"abort", b"exit", b"hang", b"costly")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import torch
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.subsets import rows_not_listed, write_bad_list
-from peclr_dali.pipelines.sources import load_index
-from peclr_dali.train.data import DOES_NOT_DECODE, ENDS_THE_DECODER, check_data
+from peclr_dali.pipelines.sources import load_index, read_source
+from peclr_dali.pipelines.sources.bad_list import rows_not_listed, write_bad_list
+from peclr_dali.train.check_data import DOES_NOT_DECODE, ENDS_THE_DECODER, check_data
 from tests.command_line import as_options, run_cli
 from tests.pipelines.harness import jpeg, smooth_image
 from tests.pipelines.test_loader import UNDECODABLE
@@ -50,6 +51,24 @@ def test_the_list_leaves_out_what_is_bad(images: Path, tmp_path: Path) -> None:
     assert lines == [{"path": path, "reason": reason} for path, reason in reasons.items()]
     index = load_index(DataConfig(source="folder", root=str(images), bad_list=str(out)))
     assert list(index.paths) == [f"{number:02}.jpg" for number in range(50) if number not in (7, 31)]
+
+
+def test_wrong_labels_are_on_the_list_and_are_left_out_with_it(images: Path, tmp_path: Path) -> None:
+    """With the row and what the rule found; every image's size is known, not only those of a few."""
+    boxes, out = tmp_path / "boxes.csv", tmp_path / "bad.jsonl"
+    edges = {7: (300, 0, 320, 20), 8: (0, 0, 0.5, 0.5), 9: (300, 0, 320, 20)}
+    rows = [",".join(map(str, (f"{row:02}.jpg", *edges.get(row, (0, 0, 20, 20))))) for row in range(50)]
+    boxes.write_text("\n".join(["file,x0,y0,x1,y1", *rows]))
+    config = DataConfig("folder", str(images), box=str(boxes))
+    pipelines, cpu = PipelinesConfig(threads=2), torch.device("cpu")
+    reasons = check_data(read_source(config), pipelines, out, device=cpu, progress=lambda *_: None)
+    assert reasons == {
+        "07.jpg": "empty file",
+        "08.jpg": "row 8; box_px 0.25, 0.25, 0.5: 1 of 50 boxes show nothing of their images",
+        "09.jpg": "row 9; box_px 310, 10, 20; size_px 48, 48: 1 of 49 boxes show nothing of their images",
+        "31.jpg": DOES_NOT_DECODE,
+    }
+    assert len(load_index(replace(config, bad_list=str(out)))) == 46
 
 
 @pytest.mark.parametrize(
@@ -111,12 +130,12 @@ def test_lists_that_do_not_fit_are_one_clear_line(
             load_index(config)
         return str(caught.value)
 
-    assert "No such file or directory; 'python cli.py check-data' makes it" in message()
+    assert "No such file or directory; expected a list of bad files. 'python cli.py check-data' makes it" in message()
     for text in ('{"path": "07.j', "null\n", "7\n", '{"bad": ' + "[" * 100_000):
         file.write_text(text)
-        assert "damaged" in message()
+        assert "cannot be read" in message()
     write_bad_list(file, {f"{number:02}.jpg": "" for number in range(50)})
-    assert "lists all 50 images" in message()
+    assert "data.bad_list = " in message()
     write_bad_list(file, {"other.jpg": ""})
     assert len(load_index(config)) == 50
     assert f"none of its 1 files is among the images of {images}" in caplog.text
@@ -125,6 +144,5 @@ def test_lists_that_do_not_fit_are_one_clear_line(
 def test_all_hands_of_a_bad_frame_are_left_out(tmp_path: Path) -> None:
     index = Index("frames", tmp_path, ["a.jpg", "b.jpg", "b.jpg", "c.jpg"], np.zeros((4, 3), np.float32))
     write_bad_list(tmp_path / "bad.jsonl", {"b.jpg": "empty file"})
+    (tmp_path / "bad.jsonl").write_text("\ufeff" + (tmp_path / "bad.jsonl").read_text() + "\n")
     assert rows_not_listed(index, tmp_path / "bad.jsonl").tolist() == [0, 3]
-    (tmp_path / "edited.jsonl").write_text("\ufeff" + (tmp_path / "bad.jsonl").read_text() + "\n")
-    assert rows_not_listed(index, tmp_path / "edited.jsonl").tolist() == [0, 3]

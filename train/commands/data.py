@@ -65,7 +65,7 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     """
     config = pretraining_config(files, overrides)
     from peclr_dali.pipelines.config import refuse_among_images
-    from peclr_dali.train.data import preview
+    from peclr_dali.train.preview import preview
 
     refuse_among_images(out, config.data)
     require_new(out, force=force)
@@ -78,9 +78,9 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
 @click.argument("out", type=FILE)
 @force_option
 def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force: bool) -> None:
-    """List the images of a configuration that cannot be used.
+    """List the images of a configuration that cannot be used, and those with wrong labels.
 
-    Every image is decoded once; OUT is a .jsonl.
+    Every image is decoded once, and every label judged; OUT is a .jsonl.
 
     \b
       python cli.py check-data --set data.root=/data/freihand bad.jsonl
@@ -90,15 +90,15 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force
     """
     config = pretraining_config(files, overrides)
     require_new(out, force=force)  # before the work, which may take hours
-    from peclr_dali.pipelines.sources import load_index
-    from peclr_dali.train.data import check_data as check
+    from peclr_dali.pipelines.sources import read_source
+    from peclr_dali.train.check_data import check_data as check
     from peclr_dali.train.distributed.world import described_world
     from peclr_dali.train.runs.log import progress_bar
 
     source, *others = config.data
     if others:
         raise UserError(f"{1 + len(others)} tables [[data]]: a list has the files of one source. Check each by itself.")
-    index = load_index(replace(source, bad_list=None, label_fraction=1.0))  # all its files
+    index = read_source(replace(source, bad_list=None, label_fraction=1.0))  # all its files
     device = described_world(config.train.device).device
     with progress_bar("checking") as progress:
         reasons = check(index, config.pipelines, out, device=device, progress=progress)

@@ -15,11 +15,12 @@ from peclr_dali.parsing import as_numbers, parse_json, regular
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, refuse_among_images
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
-from peclr_dali.pipelines.samples.box_check import check_boxes, image_sizes_px
+from peclr_dali.pipelines.samples.image_sizes import image_sizes_px
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
+from peclr_dali.pipelines.samples.rules import LEAST_FOCAL_PX
+from peclr_dali.pipelines.samples.validate import validate
 from peclr_dali.pipelines.sources.boxes import squares_around
 from peclr_dali.pipelines.sources.folder import load_folder
-from peclr_dali.pipelines.sources.label_files import LEAST_FOCAL_PX
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.pose.inference import (
     Poses,
@@ -76,7 +77,7 @@ def predict(
         UserError: an argument cannot be used, or no picture can be read.
     """
     hands = _hands(images, box_px, boxes, out)
-    check_boxes(hands)
+    validate(hands)
     earlier = earlier_drawings(out, force=force)
     world = single_process()
     loaded = load_pose_run(run, world.device)

@@ -67,7 +67,7 @@ def pack(
         per_tar: images in a tar file.
         workers: threads that read.
         progress: called with (images done, images in all).
-        chosen: `load.choices`, which a run on the tar files may repeat.
+        chosen: `choices` of the source, which a run on the tar files may repeat.
 
     Raises:
         UserError: `out` is not empty or cannot be written to, or no image can be used.

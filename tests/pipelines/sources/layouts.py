@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from peclr_dali.errors import UserError
+from peclr_dali.skeleton import hand_rows
+from peclr_dali.synthetic.poses import draw_pose, draw_shape
 
 
 @contextmanager
@@ -69,9 +71,16 @@ def write_youtube3d(root: Path, part: str, entries: dict[str, Any] | None = None
 HO3D_K = np.array([[310.0, 0, 160.5], [0, 312, 119.25], [0, 0, 1]])
 
 
+def hand_m(seed: int) -> np.ndarray:
+    """(21, 3) metres, in our order: a hand in some pose, around the origin."""
+    rng = np.random.default_rng(seed)
+    joints_m = draw_pose(rng, draw_shape(rng), grasp=False).joints_m
+    return np.asarray(joints_m - joints_m.mean(axis=0))
+
+
 def ho3d_joints(seed: int) -> np.ndarray:
     """(21, 3) metres in OpenGL's axes, MANO's order: in front of the camera, which looks along negative z."""
-    return np.asarray(np.random.default_rng(seed).normal((0.02, -0.03, -0.6), 0.03, (21, 3)))
+    return np.asarray(hand_m(seed)[hand_rows("freihand", "mano")] + (0.02, -0.03, -0.6))
 
 
 def python2_pickle(content: dict[str, Any]) -> bytes:

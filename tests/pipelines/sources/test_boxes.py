@@ -6,7 +6,6 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,13 +98,13 @@ def test_a_source_with_one_hand_in_an_image_keeps_its_images(tmp_path: Path) -> 
     write_part(tmp_path, "training", 2, 8)
     name = "training/rgb/00000000.jpg"
     boxes = tmp_path / "boxes.csv"
-    boxes.write_text(f"{HEADER}\n{name},1,2,11,12,left\n")
+    boxes.write_text(f"{HEADER}\n{name},16,7,26,17,left\n")
     config = DataConfig(root=str(tmp_path), box=str(boxes), box_margin=1.0)
     index = load_index(config)
     assert (len(index), index.mirror) == (8, None)
-    np.testing.assert_array_equal(index.box_px[:2], [(6, 7, 10), (0, 0, 0)])
-    boxes.write_text(f"{HEADER}\n{name},1,2,11,12,left\n{name},1,2,11,13,left\n")
-    with pytest.raises(UserError, match=f"several boxes for '{name}'; this source has one hand in an image"):
+    np.testing.assert_array_equal(index.box_px[:2], [(21, 12, 10), (0, 0, 0)])
+    boxes.write_text(f"{HEADER}\n{name},16,7,26,17,left\n{name},16,7,26,18,left\n")
+    with pytest.raises(UserError, match=f"line 3: a second box for '{name}'; expected one"):
         load_index(config)
 
 
@@ -163,48 +162,38 @@ def test_joints_and_a_camera_beside_a_folder_are_the_labels_of_a_dataset(labelle
     assert [len(part) for part in parts] == [22, 2]
 
 
-def test_landmarks_in_another_order_than_the_joints_are_one_line(labelled: tuple[Path, Index]) -> None:
-    """From the fingertips to the palm."""
-    file, expected = labelled
-    config = DataConfig("folder", str(expected.root), box=str(file))
-    order = [0, *(1 + 4 * finger + joint for finger in range(5) for joint in (3, 2, 1, 0))]
-    points_px = load_index(config).keypoints_px
-    assert points_px is not None
-    header, *rows = file.read_text().splitlines()
-    for joints, message in ((np.arange(21), None), (np.array(order), "of half of the hands, 3D joints and landmarks")):
-        landmarks = [",".join(map(str, one)) for one in points_px[:, joints].reshape(len(rows), -1).tolist()]
-        names = ",".join(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy")
-        lines = [f"{row},{one}" for row, one in zip(rows, landmarks, strict=True)]
-        file.write_text("\n".join([f"{header},{names}", *lines]))
-        with one_line(message) if message else nullcontext():
-            load_index(config)
-
-
-def with_landmarks(text: str) -> str:
-    """Columns of landmarks: an empty row, then one with all of them at (1, 2)."""
-    header, first, second, *rest = text.splitlines()
-    names = ",".join(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy")
-    return "\n".join([f"{header},{names}", first, second + ",1,2" * 21, *rest])
+def camera_of_twice_the_size(text: str) -> str:
+    header, *rows = text.splitlines()
+    cells = [row.split(",") for row in rows]
+    return "\n".join([header, *(",".join([*row[:-4], *(str(2 * float(cell)) for cell in row[-4:])]) for row in cells)])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace("fx,fy", "fx,f"), "line 1 lacks the column 'fy'; expected all from fx to cy"),
-        (lambda text: text.replace("fx,fy,cx,cy", "a,b,c,d"), "3D joints without a camera"),
-        (lambda text: text.replace(",170.0,180.0,", ",1.6,180.0,"), "with a focal length below 10 px"),
-        (lambda text: text.replace("thumb_tip_z_m", "thumb_tip_z"), "lacks the column 'thumb_tip_z_m'"),
-        (lambda text: text.replace(",hand,", ",side,"), "has keypoints and no column 'hand'"),
-        (with_landmarks, "the 3D joints of 'training/rgb/00000001.jpg' are .* px from its landmarks in the picture"),
-        (lambda text: re.sub(r"(?<=,)0\.[5-8]\d+", "500", text), "a keypoint is at 500 m; expected at most 20 m"),
-        (lambda text: re.sub(r"(?<=,)0\.[5-8]\d+", "-1", text), "3D joints behind the camera"),
+        (lambda text: text.replace("fx,fy", "fx,f"), "line 1 is .* with no columns 'fy'; expected a header"),
+        (lambda text: text.replace("fx,fy,cx,cy", "a,b,c,d"), "no valid camera matrix K"),
+        (
+            lambda text: text.replace(",170.0,180.0,", ",1.6,180.0,"),
+            "no valid camera matrix K.*K 1.6, 0, .*focal lengths of 10 px",
+        ),
+        (
+            camera_of_twice_the_size,
+            "24 of 24 hands have keypoints far .*cameras belong to images of an",
+        ),
+        (lambda text: text.replace("thumb_tip_z_m", "thumb_tip_z"), "with no columns 'thumb_tip_z_m'"),
+        (lambda text: text.replace(",hand,", ",side,"), "line 2: keypoints and no column 'hand'; expected left, right"),
+        (
+            lambda text: re.sub(r"(?<=,)0\.[5-8]\d+", "500", text),
+            "24 of 24 hands have joints behind the camera, or more than 20 m.* in metres",
+        ),
     ],
 )
 def test_wrong_joints_end_in_one_line(labelled: tuple[Path, Index], change: Callable[[str], str], message: str) -> None:
     file, index = labelled
     file.write_text(change(file.read_text()))
     with one_line(message, file):
-        load_folder(DataConfig("folder", str(index.root), box=str(file)))
+        load_index(DataConfig("folder", str(index.root), box=str(file)))
 
 
 PLAIN = "file,x0,y0,x1,y1\n"
@@ -218,17 +207,21 @@ PLAIN = "file,x0,y0,x1,y1\n"
         ("b.csv", PLAIN + "c.jpg,0,0,9\n", r"line 2: \['0', '0', '9', ''\] is not a box"),
         ("b.csv", PLAIN + "c.jpg,9,0,9,9\n", "line 2: .* is not a box"),
         ("b.csv", PLAIN + "c.jpg,1,5,2,6,3,5,4,6\n", "line 2: 9 cells; expected 5, as in line 1. Are these decimal"),
-        ("b.csv", f"x0,{PLAIN}", "line 1 has the column 'x0' twice"),
+        ("b.csv", f"x0,{PLAIN}", "with 2 columns 'x0'; expected a header"),
         ("b.csv", PLAIN + 'c.jpg,0,0,9,"9\nd.jpg,0,0,9,9\n', "cannot be read .*unexpected end of data"),
         ("b.csv", f"{HEADER}\nb.jpg,1,1,9,9", "line 2: hand is ''; expected left, right, none, unreadable"),
-        ("b.csv", PLAIN.encode("utf-16"), "expected a header with the columns file,x0"),
+        ("b.csv", PLAIN.encode("utf-16"), "expected a header with each of the columns file,x0"),
         ("b.csv", PLAIN, "holds no box"),
         ("b.json", '{"c.jpg": [0, 0, 9, 9]}', r"it has no 'images'.*expected boxes as CSV, or in COCO's"),
         ("b.json", json.dumps(COCO).replace("[50, 10, 10, 20]", "[50, 10, 0, 20]"), "annotation 0: .* is not a box"),
         ("b.json", json.dumps(COCO).replace('"image_id": 8', '"image_id": 3'), "of the 5 images has the id '3'"),
         ("b.json", json.dumps(COCO).replace('"id": 8', '"id": 9'), "several images have the same id"),
-        ("b.json", json.dumps(COCO).replace("[50, 10, 10, 20]", '"none"'), "annotation 0: bbox is none"),
-        ("b.json", json.dumps(COCO).replace('"category_id": 2,', '"a": 2,'), "no category has the id 'None'"),
+        ("b.json", json.dumps(COCO).replace("[50, 10, 10, 20]", '"none"'), "annotation 0: none is not a box"),
+        (
+            "b.json",
+            json.dumps(COCO).replace('"category_id": 2,', '"a": 2,'),
+            "annotation 1: none of the 2 categories has the id 'None'",
+        ),
         ("b.json", json.dumps(COCO).replace('"id": 2', '"id": 1'), "several categories have the same id"),
         ("b.json", json.dumps(CORNERS), "most boxes end outside of their images; expected bbox as x, y, w"),
         ("b.txt", "", "expected a .csv or .json file"),

@@ -5,6 +5,7 @@ import pytest
 
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE
+from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.folder import load_folder
 from tests.pipelines.sources.layouts import one_line
 
@@ -69,8 +70,8 @@ def test_links_are_followed_once(root: Path, tmp_path: Path, caplog: pytest.LogC
 
 def test_what_cannot_be_listed_ends_in_one_line(root: Path) -> None:
     for name, message in (("nowhere", "No such file"), ("c.jpg", "Not a directory")):
-        with one_line(rf"{name}: cannot be listed \({message}.*Check the path", root):
-            load_folder(DataConfig("folder", str(root / name)))
+        with one_line(rf"{name}: {message}.*Check the path", root):
+            load_index(DataConfig("folder", str(root / name)))
     empty = root / "empty"
     empty.mkdir()
     for name in ("a.HEIC", "b.heic", "c.heic", "d.txt", "e.txt", "README"):

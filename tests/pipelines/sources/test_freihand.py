@@ -12,18 +12,18 @@ import pytest
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.freihand import _read_labels, load_freihand
-from tests.pipelines.sources.layouts import one_line, write_boxes, write_image
+from tests.pipelines.sources.layouts import hand_m, one_line, write_boxes, write_image
 
 POSES = 20
 EVALUATION = 3
 WIDTH, HEIGHT = 40, 30
-K = np.array([[100.0, 0, 20], [0, 90, 15], [0, 0, 1]])
+K = np.array([[60.0, 0, 20], [0, 54, 15], [0, 0, 1]])
 
 
 def xyz_of(pose: int) -> np.ndarray:
-    xyz_m = np.random.default_rng(pose).normal((0, 0, 0.6), 0.03, (21, 3))
-    xyz_m[10] = xyz_m[9] + [scale_of(pose), 0, 0]
-    return xyz_m
+    joints_m = hand_m(pose)
+    bone_m = np.linalg.norm(joints_m[10] - joints_m[9])
+    return np.asarray(joints_m * scale_of(pose) / bone_m + [0, 0, 0.6])
 
 
 def scale_of(pose: int) -> float:
@@ -36,7 +36,7 @@ def write_part(root: Path, part: str, poses: int, images: int) -> None:
     for image in range(images):
         cv2.imwrite(str(folder / f"{image:08d}.jpg"), np.zeros((HEIGHT, WIDTH, 3), np.uint8))
     labels = {
-        "K": [(K + np.diag([10, 9, 0]) * pose).tolist() for pose in range(poses)],
+        "K": [(K + np.diag([2, 1, 0]) * pose).tolist() for pose in range(poses)],
         "xyz": [xyz_of(pose).tolist() for pose in range(poses)],
         "scale": [scale_of(pose) for pose in range(poses)],
     }
@@ -73,7 +73,7 @@ def test_training_part(root: Path) -> None:
     np.testing.assert_allclose(index.targets["scale_m"][2 * POSES + 5], 0.025, rtol=1e-6)
     x, y, z = xyz_of(5)[9]
     assert index.keypoints_px is not None
-    np.testing.assert_allclose(index.keypoints_px[POSES + 5, 9], [150 * x / z + 20, 135 * y / z + 15], rtol=1e-5)
+    np.testing.assert_allclose(index.keypoints_px[POSES + 5, 9], [70 * x / z + 20, 59 * y / z + 15], rtol=1e-5)
 
 
 def test_evaluation_part_has_one_image_a_pose(root: Path) -> None:
@@ -178,25 +178,24 @@ def resize_images(width: int, height: int, images: Iterable[int] = range(4 * POS
         (rewrite("scale", lambda rows: rows[:, None].repeat(2, 1)), r"training_scale\.json: .* with one finite number"),
         (
             lambda root: (root / "training/rgb/00000003 (1).jpg").write_bytes(b""),
-            r"'00000003 \(1\).jpg' is none of FreiH",
+            r"00000080.jpg is missing, and others such as '00000003 \(1\).jpg' are there",
         ),
         (delete_images(5), r"79 \.jpg files, but 00000005\.jpg is missing"),
         (delete_labels_and_last_image, "79 images; expected a multiple of 4"),
         (lambda root: (root / "training").rename(root / "train"), r"training/rgb: No such file.*make-data"),
         (lambda root: (root / "training/rgb/00000000.jpg").write_bytes(b"x"), r"00000000\.jpg: not a readable image"),
-        (rewrite("K", lambda rows: rows.transpose(0, 2, 1)), "of pose 0 is .*a last row of 0, 0, 1. Is it transposed"),
-        (rewrite("xyz", lambda rows: rows * 1000), "a keypoint is at .* m; expected at most 20 m. Are these millim"),
-        (rewrite("scale", lambda rows: rows * 1000), "a bone is .* m; expected at most 1 m. Are these millimetres"),
-        (rewrite("xyz", lambda rows: rows / 1000), r"half of the depths are below .* m; expected metres, above 0\.04"),
-        (rewrite("scale", lambda rows: rows * 2), "20 of 20 are not the bones of training_xyz.json, first that of"),
+        (rewrite("K", lambda rows: rows.transpose(0, 2, 1)), r"training_\*.json: 80 of 80 .* no valid camera matrix K"),
+        (
+            rewrite("xyz", lambda rows: rows * [1, 1, -1]),
+            r"training_\*.json: 80 of 80 hands have joints behind the cam",
+        ),
         (
             rewrite("scale", lambda rows: rows * (1 + np.eye(20)[3])),
-            "1 of 20 are not the bones .* first that of pose 3",
+            "4 of 80 lengths .* first is .*00000003.jpg .row 3",
         ),
-        (rewrite("xyz", lambda rows: rows * [1, 1, -1]), "expected depths above 0"),
-        (resize_images(20, 15), "00000000.jpg has 20 x 15 pixels, but its labels are of images of about 40 x 30"),
-        (resize_images(80, 60, images=[40]), r"40.jpg has 80 x 60 pixels, and .*00000000.jpg 40 x 30; expected o"),
-        (resize_images(80, 60), "00000000.jpg has 80 x 60 pixels, but its labels are of images of about 40 x 30"),
+        (resize_images(20, 15), r"another size than their labels, the first is .*00000000.jpg .* 20, 15; K 60, 0, 20"),
+        (resize_images(80, 60, images=[40]), r"1 of 64 images have another size than the first, .*00000040.jpg"),
+        (resize_images(80, 60), "64 of 64 images have another size than their labels"),
     ],
 )
 def test_a_set_that_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
@@ -211,10 +210,10 @@ def test_the_first_quarter_of_the_published_images_is_not_four_versions(
     monkeypatch.setattr("peclr_dali.pipelines.sources.freihand._POSES", 4 * POSES)
     assert len(load_freihand(DataConfig("freihand", str(root)))) == 4 * POSES  # its labels say so
     remove_labels(root, "K", "xyz", "scale")
-    with one_line("80 images; expected a multiple of 4, one for each version of a pose, in all 320 of FreiHAND's 80"):
+    with one_line("80 images; expected a multiple of 4, one for each version of a pose: all 320 of FreiHAND's 80"):
         load_freihand(DataConfig("freihand", str(root)))
     monkeypatch.setattr("peclr_dali.pipelines.sources.freihand._POSES", 3 * POSES)
-    with one_line("'version' needs label files"):
+    with one_line("80 images; expected .*or label files, which say how many poses"):
         load_freihand(DataConfig("freihand", str(root), positive="version"))
 
 
@@ -222,12 +221,13 @@ def test_crops_and_whole_cameras_keep_their_labels(root: Path) -> None:
     """A crop has the hand in its middle, and the image of a whole camera the camera's centre."""
     whole_cameras = json.loads((root / "training_K.json").read_text())
     rewrite("K", lambda rows: np.add(rows, [[0, 0, 20], [0, 0, 20], [0, 0, 0]]))(root)
-    with one_line("labels are of images of about 80 x 70"):
+    with one_line("another size than their labels"):
         load_index(DataConfig("freihand", str(root)))
-    rewrite("xyz", lambda rows: rows - rows[..., 2:] * [0.1, 0.11, 0])(root)  # 20 pixels
+    rewrite("xyz", lambda rows: rows - rows[..., 2:] * [0.3, 0.35, 0])(root)  # about 20 pixels
     assert len(load_index(DataConfig("freihand", str(root)))) == 4 * POSES
+    rewrite("xyz", lambda rows: rows + rows[..., 2:] * [0.15, 0.17, 0])(root)
     (root / "training_K.json").write_text(json.dumps(whole_cameras))
-    assert len(load_index(DataConfig("freihand", str(root)))) == 4 * POSES
+    assert len(load_index(DataConfig("freihand", str(root), box="joints"))) == 4 * POSES
 
 
 @pytest.mark.parametrize(

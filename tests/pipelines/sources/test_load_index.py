@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import Bytes, Index, Store, of_pairs
+from peclr_dali.pipelines.samples.index import Bytes, Index, Store
 from peclr_dali.pipelines.samples.join import join
-from peclr_dali.pipelines.samples.subsets import write_bad_list
+from peclr_dali.pipelines.samples.partners import of_pairs
 from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.bad_list import write_bad_list
 from tests.pipelines.sources.test_freihand import write_part
 
 SPLITS: Final[tuple[Literal["all", "train", "val"], ...]] = ("all", "train", "val")
@@ -110,20 +111,13 @@ def test_several_sources_become_one_index(tmp_path: Path) -> None:
 def test_a_fraction_of_the_labels_is_one_of_poses(tmp_path: Path) -> None:
     poses = 40
     write_part(tmp_path, "training", poses, 4 * poses)
-
-    def chosen(fraction: float, **keys: Any) -> list[str]:
-        index = load_index(DataConfig(root=str(tmp_path), label_fraction=fraction, **keys))
-        poses_of = [int(Path(path).stem) % poses for path in index.paths]
-        np.testing.assert_allclose(index.targets["scale_m"], 0.02 + np.array(poses_of) / 1000, rtol=1e-6)
-        return list(index.paths)
-
-    quarter, half, everything = chosen(0.25), chosen(0.5), chosen(1.0)
-    assert (len(quarter), len(half), len(everything)) == (40, 80, 160)
-    assert set(quarter) < set(half) < set(everything)
-    assert len({int(Path(path).stem) % poses for path in quarter}) == 10
-    assert chosen(0.5, label_seed=1) != half
-    assert set(chosen(0.25, versions=("gs",))) == {path for path in quarter if int(Path(path).stem) < poses}
-    assert len(chosen(0.25, split="train")) == 36
+    quarter = load_index(DataConfig(root=str(tmp_path), label_fraction=0.25))
+    poses_of = [int(Path(path).stem) % poses for path in quarter.paths]
+    assert (len(quarter), len({*poses_of})) == (40, 10)
+    np.testing.assert_allclose(quarter.targets["scale_m"], 0.02 + np.array(poses_of) / 1000, rtol=1e-6)
+    first = load_index(DataConfig(root=str(tmp_path), label_fraction=0.25, versions=("gs",))).paths
+    assert first == [path for path in quarter.paths if int(Path(path).stem) < poses]
+    assert len(load_index(DataConfig(root=str(tmp_path), label_fraction=0.25, split="train"))) == 36
 
 
 def test_groups_of_several_sources_do_not_meet(tmp_path: Path) -> None:

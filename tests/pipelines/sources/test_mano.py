@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peclr_dali.pipelines.sources.pickles import MANO_TO_KEYPOINTS, read_regressor
+from peclr_dali.pipelines.sources.label_files.pickles import MANO_TO_KEYPOINTS, read_regressor
 from tests.pipelines.sources.layouts import one_line
 
 
@@ -35,7 +35,7 @@ def test_a_regressor_comes_from_any_numpy_file(tmp_path: Path, form: str) -> Non
     [
         (lambda file: None, r"No such file or directory; expected a 16 x 778 matrix .*data\.regressor"),
         (lambda file: file.write_bytes(b"PK\x03\x04 damaged"), "expected a 16 x 778"),
-        (lambda file: np.save(file, np.zeros((778, 16))), "found 778 x 16 float64; expected a 16 x 778"),
+        (lambda file: np.save(file, np.zeros((778, 16))), "found 778 x 16 float64.; expected a 16 x 778"),
         (lambda file: np.save(file, np.full((16, 778), np.nan)), "found 16 x 778 float64"),
         (lambda file: np.save(file, np.array([{}], dtype=object), allow_pickle=True), "that NumPy wrote"),
     ],

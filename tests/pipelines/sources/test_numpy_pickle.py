@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peclr_dali.pipelines.sources.pickles import read_numpy_pickle
+from peclr_dali.pipelines.sources.label_files.pickles import read_numpy_pickle
 from tests.pipelines.sources.layouts import ho3d_meta, one_line, python2_pickle
 
 CONTENT: dict[str, Any] = {

@@ -21,8 +21,8 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.loader.quarantine import Quarantine
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import build_order
-from peclr_dali.pipelines.samples.subsets import write_bad_list
 from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources.bad_list import write_bad_list
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.sources.shards import load_shards, tar_stores
 from peclr_dali.pipelines.sources.shards.pack import Packed, index_tars, pack
@@ -55,11 +55,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Index:
     keypoints_px[3, 5] = np.nan
     return dataclasses.replace(
         load_folder(DataConfig("folder", str(root))),
-        box_px=rng.uniform(10, 30, (COUNT, 3)).astype(np.float32),
+        box_px=rng.uniform(25, 40, (COUNT, 3)).astype(np.float32),
         keypoints_px=keypoints_px,
         mirror=rng.random(COUNT) < 0.5,
         group=np.arange(COUNT) // 3,
-        targets={"K": rng.random((COUNT, 3, 3)).astype(np.float32), "scale_m": rng.random(COUNT).astype(np.float32)},
+        targets={
+            "K": (np.diag([90, 80, 1]) + [[1], [1], [0]] * rng.random((COUNT, 3, 3))).astype(np.float32),
+            "scale_m": rng.random(COUNT).astype(np.float32),
+        },
     )
 
 

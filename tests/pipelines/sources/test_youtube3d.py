@@ -99,8 +99,8 @@ def test_a_video_of_another_shape_is_left_out(root: Path, caplog: pytest.LogCapt
     assert "and 1 whose frame has another aspect ratio" in caplog.text
     for frame in (12, 40):
         write_image(root / f"youtube/Aa-1/video/frames/{frame}.png", 180, 320)
-    with pytest.raises(UserError, match="every frame has another aspect ratio"):
-        load_youtube3d(DataConfig("youtube3d", str(root)))
+    with pytest.raises(UserError, match=r"youtube_train\.json: .* leave no image of a usable hand"):
+        load_index(DataConfig("youtube3d", str(root)))
 
 
 def test_annotations_are_read_once_and_again_when_they_change(
@@ -161,10 +161,10 @@ def broken(change: Any) -> Any:
     ("damage", "message"),
     [
         (lambda root: (root / "youtube_train.json").unlink(), r"youtube_train\.json: No such file"),
-        (lambda root: (root / "youtube").rename(root / "videos"), r"no frame of 4 hands exists; the first would be"),
+        (lambda root: (root / "youtube").rename(root / "videos"), r"none of 3 images exists; the first would be"),
         (broken(lambda e: json.dumps(e)[:-200]), r"youtube_train\.json: cannot be read"),
-        (broken(lambda e: json.dumps(e["images"])), "0 images and 0 annotations; expected some"),
-        (broken(lambda e: e["annotations"][2].update(image_id=9)), "annotation 2: none of the 3 images has the id 9"),
+        (broken(lambda e: json.dumps(e["images"])), "0 images and 0 annotations.; expected the dataset's"),
+        (broken(lambda e: e["annotations"][2].update(image_id=9)), "annotation 2: none of the 3 images has the id '9'"),
         (broken(lambda e: e["annotations"][1].update(is_left="left")), "annotation 1: is_left is 'left', expected 0"),
         (broken(lambda e: e["annotations"][1]["vertices"].pop()), "annotation 1: vertices: found 777 x 3, expected"),
         (broken(lambda e: e["annotations"][0].pop("vertices")), r"annotation 0: KeyError\('vertices'\)"),

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.sources.label_files import dataset_file
+from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.skeleton import hand_rows
 
 _PLAIN_DTYPE: Final = re.compile(r"[?]|[biufcSU][0-9]{1,4}")
@@ -144,9 +144,8 @@ def read_regressor(file: Path) -> npt.NDArray[np.float64]:
             matrix = np.asarray(stored)
         except Exception:  # NumPy's advice is to run the file as a pickle
             raise ValueError("not an array of numbers that NumPy wrote") from None
-    if matrix.shape != (JOINTS, VERTICES) or matrix.dtype.kind not in "fiu" or not np.isfinite(matrix).all():
-        found = f"{' x '.join(map(str, matrix.shape)) or 'a single'} {matrix.dtype}"
-        raise UserError(f"{file}: found {found}; expected {expected}. {remedy}")
+        if matrix.shape != (JOINTS, VERTICES) or matrix.dtype.kind not in "fiu" or not np.isfinite(matrix).all():
+            raise ValueError(f"found {' x '.join(map(str, matrix.shape)) or 'a single'} {matrix.dtype}")
     return matrix.astype(np.float64)
 
 

@@ -1,4 +1,4 @@
-"""A look at data before training: `check-data` decodes every image and lists the bad ones, `views` draws views.
+"""Decodes every image, judges every label, and lists the bad ones.
 
 The structure of every file is checked before, but a bug in the decoder may still end its process. So it runs in a
 process of its own. When images do not decode, or end the process, their halves are tried, until one image is left.
@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import resource
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -19,23 +20,20 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
-from peclr_dali.pipelines.loader.loader import build_loader
 from peclr_dali.pipelines.render.chunk import chunk_of
 from peclr_dali.pipelines.render.runner import FileDecoder
 from peclr_dali.pipelines.render.settings import Settings, choose_settings
+from peclr_dali.pipelines.samples.image_sizes import displayed_size_px
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
-from peclr_dali.pipelines.samples.subsets import write_bad_list
-from peclr_dali.pipelines.sources import load_index
-from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.runs.pictures import save_views
-from peclr_dali.writing import require_ending
+from peclr_dali.pipelines.samples.validate import find_faults
+from peclr_dali.pipelines.sources.bad_list import write_bad_list
 
 DOES_NOT_DECODE: Final = "its compressed data does not decode"
 ENDS_THE_DECODER: Final = "ends the decoder's process, or keeps it busy for minutes"
@@ -72,7 +70,9 @@ def check_data(
     decode: Decode = decode,
     limit_s: int = LIMIT_S,
 ) -> dict[str, str]:
-    """Decode every image of an index, whole, with the decoder that a run uses. Write the list of the bad ones.
+    """Decode every image of an index, whole, with the decoder that a run uses, and judge its labels by all rules.
+
+    The list of the bad ones is written.
 
     The decoder's process is forked from a fork server, so a script that calls this needs `if __name__ == "__main__"`.
 
@@ -82,24 +82,30 @@ def check_data(
         limit_s: see `LIMIT_S`.
 
     Returns:
-        path -> reason why the file cannot be used.
+        path -> reasons why the file cannot be used, or what is wrong with the labels of its rows.
 
     Raises:
         UserError: the decoder does not start.
     """
     settings = choose_settings(index, pipelines, device, rows=len(index))
-    row_of = {path: row for row, path in enumerate(index.paths)}  # an image with several hands has several rows
-    paths, size = list(row_of), settings.chunk_size
-    reasons: dict[str, str] = {}
+    rows_of = defaultdict[str, list[int]](list)  # an image with several hands has several rows
+    for row, path in enumerate(index.paths):
+        rows_of[path].append(row)
+    paths, size = list(rows_of), settings.chunk_size
+    reasons = defaultdict[str, list[str]](list)
+    size_px = np.full((len(index), 2), np.nan)
     work = partial(_in_time, decode, settings, limit_s)
 
     def read(path: str) -> ImageFile | None:
         try:
-            return check_image(index.read(row_of[path]))
+            file = check_image(index.read(rows_of[path][0]))
         except OSError as error:
-            reasons[path] = error.strerror or str(error)
+            reasons[path].append(error.strerror or str(error))
         except BadImage as error:
-            reasons[path] = str(error)
+            reasons[path].append(str(error))
+        else:
+            size_px[rows_of[path]] = displayed_size_px(file)[::-1]
+            return file
         return None
 
     with ThreadPoolExecutor(settings.threads) as threads, ExitStack() as started:
@@ -111,18 +117,21 @@ def check_data(
             while todo:
                 some = todo.pop()
                 try:
-                    fault = None if process.submit(work, [files[path] for path in some]).result() else DOES_NOT_DECODE
+                    damage = None if process.submit(work, [files[path] for path in some]).result() else DOES_NOT_DECODE
                 except BrokenProcessPool:
-                    fault = ENDS_THE_DECODER
+                    damage = ENDS_THE_DECODER
                     process = started.enter_context(_start_decoder(work))
-                if fault and len(some) > 1:
+                if damage and len(some) > 1:
                     todo += [some[: len(some) // 2], some[len(some) // 2 :]]
-                elif fault:
-                    reasons[some[0]] = fault
+                elif damage:
+                    reasons[some[0]].append(damage)
             progress(first + len(chunk), len(paths))
-    reasons = {path: reasons[path] for path in paths if path in reasons}
-    write_bad_list(out, reasons)
-    return reasons
+    for fault in find_faults(index, size_px):
+        for row in fault.rows.tolist():
+            reasons[index.paths[row]].append(f"{fault.numbers(row)}: {fault.found}")
+    listed = {path: "; ".join(reasons[path]) for path in paths if path in reasons}
+    write_bad_list(out, listed)
+    return listed
 
 
 def _start_decoder(work: Callable[[Sequence[ImageFile]], bool]) -> ProcessPoolExecutor:
@@ -150,16 +159,3 @@ def _in_time(decode: Decode, settings: Settings, limit_s: int, files: Sequence[I
     good = decode(settings, files)
     signal.alarm(0)
     return good
-
-
-def preview(config: Config, out: Path, *, samples: int) -> None:
-    """Draw the views of the first samples of a run, on the CPU, to a .png or .jpg."""
-    require_ending(out, ".png", ".jpg")
-    index = load_index(config.data)
-    count = min(samples, len(index))
-    batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
-    order = build_order(index, batch=batch, seed=config.run.seed)
-    cpu = torch.device("cpu")
-    schedule = Schedule(order, RankSlice(batch, 0, count), last_step=1)
-    with build_loader(index, schedule, config.pipelines, config.augmentation, device=cpu) as loader:
-        save_views(out, next(iter(loader)), index, samples=count)

@@ -1,0 +1,1 @@
+"""Reads the kinds of files that datasets have their labels in."""

@@ -1,0 +1,159 @@
+"""Every rule finds what is wrong, in one hand as in all, and nothing in right labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peclr_dali.errors import UserError
+from peclr_dali.pipelines.samples import rules
+from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.projection import project_px
+from peclr_dali.pipelines.samples.validate import find_faults, validate
+from peclr_dali.pipelines.sources.boxes import squares_around
+from peclr_dali.skeleton import hand_rows
+from tests.pipelines.sources.layouts import hand_m, one_line, write_image
+
+FROM_TIPS = [0, *(1 + 4 * finger + joint for finger in range(5) for joint in (3, 2, 1, 0))]
+COUNT = 20
+SIDE_PX = 64
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    """Hands with all labels, and an image of each: 64 pixels wide and high."""
+    for row in range(COUNT):
+        write_image(tmp_path / f"{row}.png", SIDE_PX, SIDE_PX)
+    xyz_m = (np.stack([hand_m(seed) for seed in range(COUNT)]) + np.array([0, 0, 0.7])).astype(np.float32)
+    cameras = np.tile(np.array([[160, 0, 32], [0, 160, 32], [0, 0, 1]], np.float32), (COUNT, 1, 1))
+    keypoints_px = project_px(cameras, xyz_m)
+    return Index(
+        name="hands",
+        root=tmp_path,
+        paths=[f"{row}.png" for row in range(COUNT)],
+        box_px=squares_around(keypoints_px.min(axis=1), keypoints_px.max(axis=1)),
+        keypoints_px=keypoints_px,
+        targets={"K": cameras, "xyz_m": xyz_m, "scale_m": np.linalg.norm(xyz_m[:, 10] - xyz_m[:, 9], axis=1)},
+        label_file="labels.json",
+        labelled_size_px=np.full((COUNT, 2), SIDE_PX, np.float32),
+        one_size=True,
+    )
+
+
+def changed(index: Index, rows: Sequence[int], **changes: Callable[[Any], Any]) -> Index:
+    """The index with some rows of its tables changed; of other targets than the changed one, only K stays."""
+    arrays, targets = dict[str, Any](), dict(index.targets)
+    for name, change in changes.items():
+        table = index.tables[name].copy()
+        table[list(rows)] = change(table[list(rows)])
+        (targets if name in targets else arrays)[name] = table
+    kept = {name: table for name, table in targets.items() if name == "K" or name in changes or arrays}
+    return replace(index, **arrays, targets=kept)
+
+
+CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
+    (rules.cameras_without_form, {"K": lambda cameras: cameras.swapaxes(1, 2)}),
+    (rules.cameras_without_form, {"K": lambda cameras: cameras * np.nan, "xyz_m": lambda xyz_m: xyz_m}),
+    (rules.cameras_without_form, {"K": lambda cameras: cameras * [[0.01], [0.01], [1]]}),
+    (rules.joints_out_of_sight, {"xyz_m": lambda xyz_m: xyz_m * 1000}),
+    (rules.joints_out_of_sight, {"xyz_m": lambda xyz_m: xyz_m * [1, 1, -1]}),
+    (rules.joints_on_the_lens, {"xyz_m": lambda xyz_m: xyz_m / 1000}),
+    (rules.scales_of_no_bone, {"scale_m": lambda scale_m: scale_m * 1000}),
+    (rules.scales_of_no_bone, {"scale_m": lambda scale_m: scale_m / 1000}),
+    (rules.scales_of_no_bone, {"scale_m": lambda scale_m: scale_m * 2, "xyz_m": lambda xyz_m: xyz_m}),
+    (rules.sizes_of_labels, {"labelled_size_px": lambda size_px: size_px * [1, 2]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, hand_rows("freihand", "mano")]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, FROM_TIPS]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, [0, *range(5, 21), *range(1, 5)]]}),
+    (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px * np.nan}),
+    (rules.boxes_without_numbers, {"box_px": lambda box_px: -box_px}),
+    (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px + 1e9}),
+    (rules.boxes_without_pixels, {"box_px": lambda box_px: box_px / SIDE_PX}),
+    (rules.boxes_beyond_images, {"box_px": lambda box_px: box_px + np.array([70, 0, 0])}),
+    (rules.cameras_beside_boxes, {"K": lambda cameras: cameras * [[1, 1, 30], [1, 1, 1], [1, 1, 1]]}),
+    (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px + 60}),
+    (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px / SIDE_PX + 0.5}),
+    (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px + np.eye(21)[:, :1] * 1e30}),
+    (rules.joints_apart_from_keypoints, {"keypoints_px": lambda points_px: points_px[:, [0, *range(20, 0, -1)]]}),
+]
+
+
+@pytest.mark.parametrize(("rule", "changes"), CASES)
+def test_wrong_labels_are_refused_and_a_few_counted(
+    index: Index,
+    rule: Callable[..., Any],
+    changes: dict[str, Callable[[Any], Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    entry = next(entry for entry in rules.RULES if entry.masks == rule)
+    with one_line(rf"{COUNT} of {COUNT} {entry.found}, the first is 0\.png \(row 0; ", "labels.json", entry.expected):
+        validate(changed(index, range(COUNT), **changes))
+    few = changed(index, [7], **changes)
+    if entry.most == 0:
+        with pytest.raises(UserError, match=rf"1 of {COUNT} {entry.found}, the first is 7\.png \(row 7; "):
+            validate(few)
+    else:
+        validate(few)
+        (message, *_) = (record.message for record in caplog.records)
+        assert f"1 of {COUNT} {entry.found}, the first is 7.png" in message
+        assert "check-data" in message
+
+
+def test_right_labels_are_no_news(index: Index, caplog: pytest.LogCaptureFixture) -> None:
+    """Also without any one table, with unknown rows, and of whole images."""
+    some = np.arange(COUNT) % 3 == 0
+    unknown = {name: np.where(some.reshape(-1, *[1] * (table.ndim - 1)), np.nan, table).astype(np.float32)
+               for name, table in index.targets.items()}  # fmt: skip
+    whole = np.where(some[:, None], 0, index.box_px).astype(np.float32)
+    validate(index)
+    validate(replace(index, keypoints_px=None))
+    validate(replace(index, targets=unknown, keypoints_px=project_px(unknown["K"], unknown["xyz_m"]), box_px=whole))
+    for name in index.targets:
+        validate(replace(index, targets={name: index.targets[name]}, labelled_size_px=None))
+    assert not caplog.records
+
+
+def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(index: Index) -> None:
+    index = replace(index, labelled_size_px=None)
+    write_image(index.path(5), 80, 60)
+    with one_line("1 of 20 images have another size than the first, the first is 5.png .*size_px 80, 60"):
+        validate(index)
+    validate(replace(index, one_size=False))
+    for row in range(COUNT):
+        write_image(index.path(row), 160, 120)
+    with one_line("20 of 20 images have another size than their labels, the first is 0.png .* 160, 120; K 160, 0, 32"):
+        validate(index)
+
+
+@pytest.mark.parametrize(
+    ("box_px", "found"),
+    [
+        ((32, 32, 40), None),
+        ((-5, -5, 30), None),  # a part of it shows the image
+        ((75, 75, 30), None),
+        ((32, 32, 900), None),
+        ((6, 6, 3), None),
+        ((32, 32, 1.9), rules.boxes_without_pixels),
+        ((-15, 32, 30), rules.boxes_without_pixels),
+        ((32, 80, 30), rules.boxes_beyond_images),
+        ((0, 0, 1300), rules.boxes_beyond_images),
+        ((0, 0, 1e9), rules.boxes_without_numbers),
+    ],
+)
+def test_boxes_may_end_outside_of_their_images(
+    index: Index, box_px: tuple[float, float, float], found: Callable[..., Any] | None
+) -> None:
+    boxes_px = np.tile(np.array(box_px, np.float32), (COUNT, 1))
+    boxed = Index("boxes", index.root, index.paths, boxes_px)
+    faults = [fault.rule.masks for fault in find_faults(boxed, np.full((COUNT, 2), float(SIDE_PX)))]
+    assert faults[:1] == ([] if found is None else [found])
+
+
+def test_each_rule_is_tested() -> None:
+    of_images = {rules.sizes_that_differ, rules.cameras_of_other_sizes}
+    assert {rule for rule, _ in CASES} | of_images == {rule.masks for rule in rules.RULES}
