@@ -38,7 +38,7 @@ from peclr_dali.writing import require_new
 @click.option(
     "--varied", is_flag=True, help="Cameras from all directions, hands of all sizes, more sleeves and held objects."
 )
-@workers_option("Processes.")
+@workers_option("Threads.")
 def make_data(out: Path, poses: int, **options: Any) -> None:
     """Render hands in FreiHAND's layout, as data for a first try.
 
