@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from peclr_dali.errors import AnotherRankFailed, UserError
+from peclr_dali.errors import AnotherRankFailed, UserError, in_one_line
 from peclr_dali.train.distributed.interrupt import StopSignals
 from peclr_dali.train.distributed.world import World
 
@@ -83,8 +83,10 @@ def _agree(world: World, stop: StopSignals | None, action: Callable[[], T]) -> t
         error, mine = raised, world.world_size - world.rank  # the lowest failed rank has the highest number
     signal_number = 0 if stop is None else stop.signal_number  # a signal during the exchange counts for the next one
     signal_number, failed = world.max_(torch.tensor([signal_number, mine])).tolist()
-    if error is not None and failed == mine:
-        raise error
     if not failed:
         return result, signal_number
-    raise AnotherRankFailed(f"rank {world.world_size - failed} has failed; see its output")
+    first = world.world_size - failed
+    reasons = world.gather_objects(in_one_line(error, 1000))
+    if error is not None and failed == mine:
+        raise error
+    raise AnotherRankFailed(f"rank {first} has failed: {reasons[first]}")
