@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -160,7 +161,8 @@ def test_too_many_ranks_are_refused_before_any_rank_waits(
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *a, **k: pytest.fail("waits for other ranks"))
     assert run_cli(*(word.format(root=root) for word in pretrain())) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: train.batch = 12 holds 3 micro-batches of 4 images, fewer than the 4 ranks")
+    assert error.startswith(f"rank 0 on {platform.node()}: error: train.batch = 12 holds 3 micro-batches of 4 images")
+    assert "fewer than the 4 ranks" in error
     assert "start fewer processes" in error
     assert error.count("\n") == 1
     assert not (root / "out").exists()
