@@ -93,7 +93,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "torn config": (
         pretrain(out="{root}/torn_config", resume="auto"),
-        ["{root}/torn_config/config.toml is not TOML", "Unterminated string"],
+        ["{root}/torn_config/config.toml: Unterminated string", "expected a TOML file"],
     ),
     # Fine-tuning.
     "fine-tuning into pre-training's folder": (
