@@ -21,7 +21,7 @@ import click
 from peclr_dali import __version__
 from peclr_dali.bench import commands as measurements
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands import data, networks, training
+from peclr_dali.train.commands import data, evaluate, predict, report, training, weights
 from peclr_dali.train.commands.options import CALL, as_called, say
 from peclr_dali.train.distributed.interrupt import Interrupted
 
@@ -30,7 +30,7 @@ COMMANDS: dict[str, list[click.Command]] = {
     for title, modules in {
         "Data": (data,),
         "Training": (training,),
-        "Trained networks": (networks,),
+        "Trained networks": (evaluate, predict, report, weights),
         "Measurements": (measurements,),
     }.items()
 }

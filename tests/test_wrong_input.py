@@ -108,7 +108,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["predict", "{root}/run", "{root}/images/00.jpg"],
         ["{root}/run/" + STEP + " is from pre-training", "python cli.py finetune --from {root}/run"],
     ),
-    "prediction in no box": (["predict", "{root}/run", "{root}/images/00.jpg", "--box", "1,2"], ["--box 1,2", "40,30"]),
+    "prediction in no box": (
+        ["predict", "{root}/run", "{root}/images/00.jpg", "--box", "1,2"],
+        ["'--box': '1,2': expected", "40,30", "python cli.py predict --help"],
+    ),
     "prediction of no size": (
         ["predict", "{root}/run", "{root}/images/00.jpg", "--scale-m", "nan"],
         ["nan", "--scale-m"],
