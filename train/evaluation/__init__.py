@@ -1,0 +1,1 @@
+"""Measures a fine-tuned network."""

@@ -1,0 +1,1 @@
+"""Poses: labels, losses, metrics and predictions."""
