@@ -143,13 +143,15 @@ def test_errors_name_the_source(two_sources: Path, override: str, message: str) 
 def test_every_key_is_shown_and_unset_ones_say_so(
     kind: type[Config] | type[FinetuneConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_cli("pretrain" if kind is Config else "finetune", "--print-config") == 0
+    out = tmp_path / 'a "quoted" folder'
+    assert run_cli("pretrain" if kind is Config else "finetune", "--out", str(out), "--print-config") == 0
     text = capsys.readouterr().out
+    assert not out.exists()
     tables = dict(zip(*[iter(re.split(r"^\[(\w+)\]\n", text, flags=re.MULTILINE)[1:])] * 2, strict=True))
     shown = {
         (table, key) for table, body in tables.items() for key in re.findall(r"^(?:# )?(\w+) ", body, re.MULTILINE)
     }
-    config = kind()
+    config = load_config(kind, [], [f"run.out={out}"])
     wanted = {(name, field.name) for name, table in tables_of(config) for field in dataclasses.fields(table)}
     assert shown == wanted
     assert {"regressor", "bad_list", "batch", "threads"} <= {*re.findall(r"^# (\w+) is not set$", text, re.MULTILINE)}
