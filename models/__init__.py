@@ -1,0 +1,1 @@
+"""Tensors to tensors: encoders, heads, the inverse of a view, and the loss."""

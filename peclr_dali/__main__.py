@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import io
+import multiprocessing
 import os
 import signal
+import sys
+from types import FrameType
 
 
 def run() -> None:
-    """Run the command that the process's arguments name.
-
-    CUDA gets as many hardware queues as it can have, unless the environment says how many.
-
-    Ctrl-C during the imports ends the process without a traceback. Where it is ignored, as for background jobs, it
-    stays ignored.
-    """
-    # CUDA reads it when it starts. With its default of 8, DALI's many streams on the GPU wait for the step's kernels
-    # (docs/performance.md).
+    """Prepare the process, and run the command that its arguments name."""
+    # CUDA reads it when it starts: with its default of 8 hardware queues, DALI's many streams on the GPU wait for the
+    # step's kernels (docs/performance.md).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; a notebook's backend may not be there
+    # Torch's C++ code writes a page of stack frames as a warning for each attempt to connect to the other ranks.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+    # Ctrl-C during the imports ends the process without a traceback. Where it is ignored, as in background jobs, it
+    # stays ignored.
     heeded = signal.getsignal(signal.SIGINT) == signal.default_int_handler
     if heeded:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from peclr_dali.cli import main
-    from peclr_dali.processes import exit_on_sigterm
+    from peclr_dali.machine import keep_freed_memory
+    from peclr_dali.train.distributed.interrupt import stop_with_torchrun
 
     if heeded:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "RANK" not in os.environ:  # a rank may wait in C++ for others, where no Python runs
-        exit_on_sigterm()
+        signal.signal(signal.SIGTERM, _exit)
+    stop_with_torchrun()
+    keep_freed_memory()
     main()
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    """Raise `SystemExit` on a signal, so that files, locks and processes are cleaned up as after an error."""
+    for child in multiprocessing.active_children():  # a pool would wait for their work
+        child.terminate()
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

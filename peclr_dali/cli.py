@@ -1,133 +1,126 @@
-"""The commands, and what becomes of their errors.
+"""The commands, and what becomes of their errors: one line on the terminal and an exit code.
 
-Each command is defined beside the code that it calls, and imports that code only when it runs, so that `--help` is
-fast.
+Each command imports the code that it calls only when it runs, so that `--help` is fast. A program that calls `main`
+itself needs the usual `if __name__ == "__main__"`, since `check-data` starts a process.
 """
 
 from __future__ import annotations
 
 import errno
-import io
 import itertools
 import logging
 import os
 import platform
 import sys
-import time
-from contextlib import suppress
-from types import ModuleType
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import click
 
 from peclr_dali import __version__
 from peclr_dali.bench import commands as measurements
-from peclr_dali.errors import AnotherRankFailed, UserError
-from peclr_dali.machine import keep_freed_memory
-from peclr_dali.train.commands import data, networks, training
-from peclr_dali.train.commands.options import CALL, as_called, is_first_on_host, is_main_rank, say
-from peclr_dali.train.distributed.interrupt import Interrupted, stop_with_torchrun
-
-_REPORT_S = 5.0
-"""Seconds in which a rank prints its error, before the others end: when one rank ends, torchrun ends the others."""
-
+from peclr_dali.errors import UserError
+from peclr_dali.train.commands import data, evaluate, predict, report, training, weights
+from peclr_dali.train.commands.options import CALL, as_called, say
+from peclr_dali.train.distributed.interrupt import Interrupted
 
 COMMANDS: dict[str, list[click.Command]] = {
     title: [command for module in modules for command in vars(module).values() if isinstance(command, click.Command)]
     for title, modules in {
         "Data": (data,),
         "Training": (training,),
-        "Trained networks": (networks,),
+        "Trained networks": (evaluate, predict, report, weights),
         "Measurements": (measurements,),
     }.items()
 }
 """The commands by their group in the help."""
 
 
+class Failure(click.ClickException):
+    """What click prints as one line, with the rank in front if there are several, before it exits with a code."""
+
+    def __init__(self, line: str, exit_code: int = 2) -> None:
+        super().__init__(" ".join(line.split()))
+        self.exit_code = exit_code  # type: ignore[misc]
+
+    def show(self, file: Any = None) -> None:
+        """Print the line to stderr."""
+        rank = os.environ.get("RANK")
+        say(self.message if rank is None else f"rank {rank} on {platform.node()}: {self.message}", err=True)
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Raise errors that a user can mend, and requests to stop, as a `Failure`. Others keep their traceback."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError as request:
+        click.echo(request.format_message())
+        raise click.exceptions.Exit from request
+    except click.UsageError as error:
+        command = CALL if error.ctx is None else error.ctx.command_path
+        raise Failure(f"error: {error.format_message()} See '{command} --help'.") from error
+    except UserError as error:
+        raise Failure(f"error: {error}", error.exit_code) from error
+    except Interrupted as stop:
+        raise Failure(str(stop), stop.exit_code) from stop
+    except KeyboardInterrupt as stop:
+        raise Failure("aborted", 130) from stop
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("peclr_dali"):
+            raise
+        remedy = "\"pip install '.[all]'\" installs what all commands need, or use .venv/bin/python of 'make setup'"
+        raise Failure(f"error: {error}. In the checkout, {remedy}") from error
+    except OSError as error:
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        place = os.fsdecode(error.filename or "the output")
+        raise Failure(f"error: {place}: {error.strerror}. Check the path, its permissions and the disk") from error
+
+
 class Commands(click.Group):
-    """Turns a user's mistakes into one line and exit code 2. An interrupted run prints where it stopped."""
+    """The commands in groups, each with the first sentence of its help. Their errors become a `Failure`."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by group, each with the first sentence of its help."""
+        """List the commands by group."""
         for title, commands in COMMANDS.items():
             with formatter.section(title):
                 formatter.write_dl([(command.name or "", command.get_short_help_str(200)) for command in commands])
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read the options before the command's name."""
+        with failures():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with failures():
+            return super().invoke(ctx)
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command that the arguments name."""
-        stop_with_torchrun()
-        keep_freed_memory()
-        # Torch's C++ code writes a page of stack frames as a warning for each attempt to connect to the other ranks.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
-            sys.stdout.reconfigure(errors="backslashreplace")
-        program = CALL.replace("python cli.py", "cli.py")
-        # Processes that a command starts do not run the caller's script again, which may have no main guard.
-        script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        """Run the command that the arguments name, and exit."""
         try:
-            super().main(*args, **{"prog_name": program, **kwargs, "standalone_mode": False})
-        except AnotherRankFailed:
-            time.sleep(_REPORT_S)
-            _leave(2)
-        except UserError as error:
-            _fail(str(error), error.exit_code)
-        except Interrupted as stop:
-            if is_main_rank():
-                say(str(stop), err=True)
-            _leave(stop.exit_code)
-        except click.exceptions.NoArgsIsHelpError as request:
-            click.echo(request.format_message())
-        except click.ClickException as error:
-            context = getattr(error, "ctx", None)
-            command = "" if context is None else context.command_path.removeprefix(program)
-            _fail(f"{error.format_message()} See '{CALL}{command} --help'.")
-        except (click.Abort, KeyboardInterrupt):
-            click.echo("aborted", err=True)
-            _leave(130)
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("peclr_dali"):
-                raise
-            remedy = "\"pip install '.[all]'\" installs what all commands need, or use .venv/bin/python of 'make setup'"
-            _fail(f"{error}. In the checkout, {remedy}")
-        except Exception as error:
-            if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
-                place = os.fsdecode(error.filename or "the output")
-                _fail(f"{place}: {error.strerror}. Check the path, its permissions and the disk")
-            if not _ranks_are_joined():
-                raise
-            sys.excepthook(*sys.exc_info())  # torch's, which names the rank in each line
-            _leave(1)
-        finally:
-            sys.modules["__main__"] = script
-        sys.exit(0)
+            super().main(*args, **{"prog_name": CALL, **kwargs})
+        except BaseException as end:
+            distributed = sys.modules.get("torch.distributed")
+            if distributed is not None and distributed.is_available() and distributed.is_initialized():
+                _end_joined_rank(end)
+            raise
 
 
-def _fail(message: str, code: int = 2) -> NoReturn:
-    """Print an error and end. If all ranks of a host make the same mistake, only the first one prints it."""
-    if not (is_first_on_host() or _ranks_are_joined()):
-        time.sleep(_REPORT_S)  # torchrun ends this rank meanwhile, if the first rank has failed
-    prefix = "error" if is_main_rank() else f"rank {os.environ['RANK']} on {platform.node()}: error"
-    say(f"{prefix}: {' '.join(message.split())}", err=True)
-    _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    """End this process. Ranks are still joined after an error: then end it without Python's own steps.
-
-    They would wait for threads and kernels of NCCL, which may wait for a lost rank.
-    """
-    if _ranks_are_joined():
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):
-                stream.flush()
-        os._exit(code)
-    sys.exit(code)
-
-
-def _ranks_are_joined() -> bool:
-    dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available() and dist.is_initialized()
+def _end_joined_rank(end: BaseException) -> None:
+    """End this process at once. Python's own steps would wait for threads of NCCL, which may wait for a lost rank."""
+    code = 1
+    if isinstance(end, SystemExit):
+        code = int(end.code or 0)
+    else:
+        sys.excepthook(type(end), end, end.__traceback__)  # torch's, which names the rank in each line
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

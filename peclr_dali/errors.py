@@ -20,8 +20,8 @@ class MachineError(UserError):
     exit_code = 1
 
 
-class AnotherRankFailed(Exception):  # noqa: N818  the error is the other rank's
-    """Another rank reports its error. This one ends with exit code 2, without a message."""
+class AnotherRankFailed(UserError):  # noqa: N818  the error is the other rank's
+    """Another rank has failed, and this one ends with it."""
 
 
 def printable(text: str) -> str:

@@ -29,22 +29,20 @@ def described_ranks(rank: int | None = None, world_size: int | None = None) -> R
 
     Args:
         rank: used instead of `RANK`.
-        world_size: used instead of `WORLD_SIZE`. Give both or neither.
+        world_size: used instead of `WORLD_SIZE`.
 
     Raises:
         UserError: the numbers contradict each other.
     """
-    if (rank is None) != (world_size is None):
-        raise UserError(f"rank = {rank} and world_size = {world_size}: expected both, or none, as under torchrun")
     found = {name: os.environ.get(name.upper(), str(default)) for name, default in Ranks._field_defaults.items()}
-    if wrong := [name for name, text in found.items() if not text.isdecimal() or ("size" in name and int(text) == 0)]:
-        raise UserError(f"{wrong[0].upper()} = {found[wrong[0]]!r}: expected a number, as torchrun sets it")
-    ranks = Ranks(*map(int, found.values()))
-    if rank is not None and world_size is not None:
-        ranks = ranks._replace(rank=rank, world_size=world_size)
-    unnumbered = rank is None and ranks.world_size > 1 and "RANK" not in os.environ  # all would load the same
+    for name, text in found.items():
+        if not text.isdecimal() or ("size" in name and int(text) == 0):
+            raise UserError(f"{name.upper()} = {text!r}: expected a number, as torchrun sets it")
+    given = {name: value for name, value in (("rank", rank), ("world_size", world_size)) if value is not None}
+    ranks = Ranks(**{name: int(text) for name, text in found.items()} | given)
+    unnumbered = rank is None and "RANK" not in os.environ and ranks.world_size > 1  # all would load the same
     if unnumbered or not 0 <= ranks.rank < ranks.world_size:
-        where = " (RANK and WORLD_SIZE in the environment)" if rank is None else ""
+        where = "" if given else " (RANK and WORLD_SIZE in the environment)"
         raise UserError(
             f"rank = {ranks.rank} and world_size = {ranks.world_size}{where}: expected both, and a rank below the "
             "number of ranks, or neither. Start the processes with torchrun."

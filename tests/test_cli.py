@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from peclr_dali.cli import main
-from peclr_dali.train.config.load import load_config
-from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.runs.log import configure_logging
 from tests.command_line import run_cli
 
@@ -84,17 +82,6 @@ def test_a_configuration_is_answered_without_torch() -> None:
     assert {command: code for command, (code, *_) in answers.items()} == WITHOUT_TORCH
     lines = {command: err.count("\n") for command, (_, _, err, _) in answers.items()}
     assert lines == {command: code // 2 for command, code in WITHOUT_TORCH.items()}
-
-
-def test_the_printed_configuration_is_the_resolved_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = tmp_path / 'a "quoted" folder'
-    assert run_cli("pretrain", "--set", "train.batch=64", "--out", str(wanted), "--print-config") == 0
-    file = tmp_path / "printed.toml"
-    file.write_text(capsys.readouterr().out)
-    config = load_config(Config, [file], [])
-    assert config.train.batch == 64
-    assert config.run.out == str(wanted)
-    assert not wanted.exists()
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J\x1b]0;title\x07", "a\nerror: everything is lost"])

@@ -4,34 +4,50 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
+import signal
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from peclr_dali.errors import as_size
+from peclr_dali.errors import MachineError, as_size
+from peclr_dali.train.distributed.interrupt import Interrupted
 from tests.command_line import run_cli
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("error", "code", "line"),
     [
         (
-            PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/closed"),
+            PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/closed"), 2,
             "error: /closed: Permission denied. Check the path, its permissions and the disk",
         ),
         (
-            ModuleNotFoundError("No module named 'timm'", name="timm"),
+            ModuleNotFoundError("No module named 'timm'", name="timm"), 2,
             "error: No module named 'timm'. In the checkout, \"pip install '.[all]'\"",
         ),
+        (MachineError("the folder is\ngone"), 1, "error: the folder is gone\n"),
+        (Interrupted(signal.SIGTERM, 7, Path("run")), 143, "stopped by SIGTERM after step 7, saved in run; continue"),
+        (KeyboardInterrupt(), 130, "aborted\n"),
     ],
-)
+    ids=lambda case: type(case).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("rank", [None, "3"])
 def test_what_a_user_can_mend_is_one_line(
-    error: Exception, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rank: str | None,
+    error: BaseException,
+    code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("peclr_dali.train.preview.preview", Mock(side_effect=error))
-    assert run_cli("views", "out.png") == 2
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    assert run_cli("views", "out.png") == code
     printed = capsys.readouterr().err
-    assert printed.startswith(line)
+    assert printed.startswith(line if rank is None else f"rank 3 on {platform.node()}: {line}")
     assert printed.count("\n") == 1
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -117,17 +115,3 @@ def test_no_command_draws_among_the_images_of_a_folder(
         assert run_cli(*command, *(force if command[0] != "pretrain" else [])) == 2
         assert f"is within {images}, whose images are read" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in images.iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["check-data", *DATA, "{out}/bad.jsonl"], ["make-data", "{out}/made", "--poses", "2", "--workers", "2"]],
-)
-def test_a_script_without_a_main_guard_may_start_a_command(arguments: list[str], root: Path, tmp_path: Path) -> None:
-    words = [word.format(root=root, out=tmp_path) for word in arguments]
-    (tmp_path / "script.py").write_text(f"print('runs')\nfrom peclr_dali.cli import main\nmain.main({words!r})\n")
-    call = subprocess.run(
-        [sys.executable, tmp_path / "script.py"], env={"PYTHONPATH": str(tiny_run.ROOT)},
-        capture_output=True, check=False, text=True,
-    )  # fmt: skip
-    assert (call.returncode, call.stdout.count("runs"), "Traceback" in call.stderr) == (0, 1, False), call.stderr

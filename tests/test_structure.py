@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -27,16 +26,15 @@ MAY_IMPORT = {
     "writing": {"errors", "parsing"},
     "machine": set(),
     "numba_cache": set(),
-    "processes": set(),
     "ranks": {"errors"},
     "skeleton": set(),
     "models": {"bounds", "errors", "skeleton"},
     "pipelines": _OF_PIPELINES,
-    "synthetic": {"bounds", "errors", "machine", "numba_cache", "processes", "skeleton", "writing"},
+    "synthetic": {"bounds", "errors", "machine", "numba_cache", "skeleton", "writing"},
     "train": _OF_TRAIN,
     "bench": _OF_TRAIN | {"train"},
-    "cli": {"", "bench", "errors", "machine", "train", "pipelines", "models"},
-    "__main__": {"cli", "processes"},
+    "cli": {"", "bench", "errors", "train"},
+    "__main__": {"cli", "machine", "train"},
     "__init__": {"errors", "models", "pipelines", "train"},
     "examples": {"", "models", "pipelines", "skeleton", "train"},
     "tools": set[str](),
@@ -133,17 +131,21 @@ def module_of(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def import_graph(files: Iterable[Path], levels: int | None = None) -> dict[str, set[str]]:
-    """Which file imports which; with `levels`, which room, a room being what shares so many leading names."""
+def room_of(module: str, file: Path) -> str:
+    """The folder of a module; at the top of the package, where files are of every level, the module itself."""
+    return ".".join(file.relative_to(PACKAGE).parent.parts) or module
+
+
+def import_graph(files: Iterable[Path], *, rooms: bool) -> dict[str, set[str]]:
+    """Which module imports which, or which room."""
     modules = {module_of(file): file for file in files}
+    names = {module: room_of(module, file) if rooms else module for module, file in modules.items()}
     graph: dict[str, set[str]] = {}
     for module, file in modules.items():
         found = (name for _, name in imports(file.read_text(encoding="utf-8")))
         # `from a.b import c` may be the module a.b.c or something in a.b.
         known = {name if name in modules else name.rpartition(".")[0] for name in found} & modules.keys()
-        rooms = {".".join(name.split(".")[:levels]) for name in known}
-        room = ".".join(module.split(".")[:levels])
-        graph.setdefault(room, set()).update(rooms - {room})
+        graph.setdefault(names[module], set()).update({names[name] for name in known} - {names[module]})
     return graph
 
 
@@ -163,53 +165,16 @@ def circles(graph: Mapping[str, set[str]]) -> list[str]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("levels", [2, 3, None], ids=["packages", "rooms", "files"])
-def test_there_are_no_import_circles(levels: int | None) -> None:
-    assert circles(import_graph(MODULES, levels)) == [], "move what both need to a place of its own"
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b"}}) == ["b -> c -> d -> b"]
-
-
-def folders_with_circles(graph: Mapping[str, set[str]]) -> list[str]:
-    """Folders that import a folder above them, and whose parts are imported by it; `graph` is of `folder_graph`."""
-    return sorted(
-        inner
-        for inner, found in graph.items()
-        for outer in found
-        if inner.startswith(f"{outer}.") and inner in graph[outer]
-    )
-
-
-def folder_graph(files: Iterable[Path]) -> dict[str, set[str]]:
-    """Which folder's own files import which folder's own files, by dotted names; the package's top is ""."""
-    modules = {module_of(file): file for file in files}
-    folders = {name: ".".join(file.relative_to(PACKAGE).parent.parts) for name, file in modules.items()}
-    graph: dict[str, set[str]] = {folder: set() for folder in folders.values()}
-    for module, found in import_graph(modules.values()).items():
-        graph[folders[module]] |= {folders[name] for name in found}
-    return graph
-
-
 FACADE = PACKAGE / "__init__.py"
 """Lends the public names of the folders below it to users. Nothing of the project imports them from it."""
 
 
-def test_no_folder_imports_the_folder_that_holds_it_and_is_imported_by_it() -> None:
-    assert folders_with_circles(folder_graph(set(MODULES) - {FACADE})) == []
-    assert folders_with_circles({"a": {"a.b", "a.c"}, "a.b": {"a"}, "a.c": {"a.b"}}) == ["a.b"]
-
-
-def test_no_folder_holds_more_than_a_dozen_files() -> None:
-    """Caches, hidden folders and rows of measurements do not count, nor does the top, where users' files may lie."""
-    tops = (path for path in ROOT.iterdir() if path.is_dir() and path.name not in {"tests", "runs", "demo", "site"})
-    folders = (folder for top in tops for folder in (top, *top.rglob("*")) if folder.is_dir())
-    names = {folder: folder.relative_to(ROOT).as_posix() for folder in folders}
-    counts = {
-        name: sum(file.is_file() for file in folder.iterdir())
-        for folder, name in names.items()
-        if not re.search(r"(^|/)(\.|__pycache__)|^bench/results$", name)
-    }
-    assert counts["pipelines/sources"] > 8
-    assert {name: count for name, count in counts.items() if count > 12} == {}
+@pytest.mark.parametrize("rooms", [True, False])
+def test_there_are_no_import_circles(rooms: bool) -> None:
+    assert circles(import_graph(set(MODULES) - {FACADE}, rooms=rooms)) == [], (
+        "move what both need to a place of its own"
+    )
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b"}}) == ["b -> c -> d -> b"]
 
 
 def test_every_file_is_under_the_rules() -> None:

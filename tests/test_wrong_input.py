@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,7 +93,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "torn config": (
         pretrain(out="{root}/torn_config", resume="auto"),
-        ["{root}/torn_config/config.toml is not TOML", "Unterminated string"],
+        ["{root}/torn_config/config.toml: Unterminated string", "expected a TOML file"],
     ),
     # Fine-tuning.
     "fine-tuning into pre-training's folder": (
@@ -107,7 +108,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["predict", "{root}/run", "{root}/images/00.jpg"],
         ["{root}/run/" + STEP + " is from pre-training", "python cli.py finetune --from {root}/run"],
     ),
-    "prediction in no box": (["predict", "{root}/run", "{root}/images/00.jpg", "--box", "1,2"], ["--box 1,2", "40,30"]),
+    "prediction in no box": (
+        ["predict", "{root}/run", "{root}/images/00.jpg", "--box", "1,2"],
+        ["'--box': '1,2': expected", "40,30", "python cli.py predict --help"],
+    ),
     "prediction of no size": (
         ["predict", "{root}/run", "{root}/images/00.jpg", "--scale-m", "nan"],
         ["nan", "--scale-m"],
@@ -160,7 +164,8 @@ def test_too_many_ranks_are_refused_before_any_rank_waits(
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *a, **k: pytest.fail("waits for other ranks"))
     assert run_cli(*(word.format(root=root) for word in pretrain())) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: train.batch = 12 holds 3 micro-batches of 4 images, fewer than the 4 ranks")
+    assert error.startswith(f"rank 0 on {platform.node()}: error: train.batch = 12 holds 3 micro-batches of 4 images")
+    assert "fewer than the 4 ranks" in error
     assert "start fewer processes" in error
     assert error.count("\n") == 1
     assert not (root / "out").exists()

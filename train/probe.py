@@ -108,6 +108,10 @@ def features_of_rows(
     return places.numpy(), features.numpy(), views.numpy()
 
 
+ALPHA = 100.0
+"""Weight of the squared coefficients of standardised features, as in scikit-learn."""
+
+
 def fit_ridge(features: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """Minimise |targets - X W - b|^2 + alpha |W|^2, where X are the standardised features; b is not penalised.
 
@@ -147,7 +151,7 @@ class Probe:
     """
 
     def __init__(self, index: Index, rows: IntArray, fitted: BoolArray, config: Config, world: World) -> None:
-        self._world, self._alpha, side_px = world, config.probe.ridge, config.geometry.side_px
+        self._world, side_px = world, config.geometry.side_px
 
         def read(batch: Batch) -> Sequence[Tensor]:
             assert index.keypoints_px is not None  # else no row is chosen
@@ -182,7 +186,7 @@ class Probe:
         figures = {"epe_px_of_224": math.nan, "constant_epe_px_of_224": _epe_px_of_224(known.mean(0), true)}
         features = self._features(network, autocast_dtype)
         if features.isfinite().all():
-            weight, bias = fit_ridge(features[self._fitted], known, self._alpha)
+            weight, bias = fit_ridge(features[self._fitted], known, ALPHA)
             figures["epe_px_of_224"] = _epe_px_of_224(features[self._measured] @ weight.mT + bias, true)
         return figures
 

@@ -17,19 +17,15 @@ from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import to_dict
-from peclr_dali.train.config.pretraining import ProbeConfig
 from peclr_dali.train.distributed.world import described_world
 from peclr_dali.train.pose.labels import labels_to_learn
-from peclr_dali.train.probe import fit_ridge, of_canonical_views
+from peclr_dali.train.probe import ALPHA, fit_ridge, of_canonical_views
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.train.runs.run import set_threads
 from peclr_dali.train.starting_weights import start_pose_network
 
 log = logging.getLogger(__name__)
-
-ALPHA = ProbeConfig.ridge
-"""Weight of the squared coefficients of standardised features: the default of the probe's."""
 
 
 def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:

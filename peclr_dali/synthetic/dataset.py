@@ -12,27 +12,23 @@ wrist, then thumb, index, middle, ring, little finger from the palm outward), sc
 phalanx, between keypoints 9 and 10). Pixels are corner-based: K projects into a frame in which the centre of the first
 pixel is (0.5, 0.5).
 
-Every image is a pure function of (seed, part, pose, version): neither the number of workers nor an interruption changes
+Every image is a pure function of (seed, part, pose, version): neither the number of threads nor an interruption changes
 its bytes.
 """
 
 import json
-import multiprocessing
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
-from itertools import starmap
+from functools import lru_cache
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cv2
 import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
-from peclr_dali.processes import start_worker
 from peclr_dali.synthetic.hand import STUDIO, VARIED, draw_hand, project, render_hand
 from peclr_dali.synthetic.photo import take_photo
 from peclr_dali.synthetic.scenes import Scene, draw_scene
@@ -45,7 +41,6 @@ FORMAT = 1
 _ARGUMENTS = "dataset.json"
 _LAST = "evaluation_boxes.csv"
 _LABELS = ("K", "xyz", "scale")
-_POSES_PER_TASK = 8
 # First word after the seed of every random stream, so that each kind of draw has its own stream.
 _SCENE_STREAM, _POSE_STREAM, _PLACE_STREAM, _PHOTO_STREAM = range(4)
 
@@ -101,49 +96,39 @@ def make_dataset(
 ) -> None:
     """Render a dataset into `out`; finish it if an earlier call with the same arguments was interrupted.
 
-    Workers are spawned, not forked: a script that calls this needs the usual `if __name__ == "__main__"`.
-
     Args:
         out: missing, empty, or with this same dataset, finished or not.
         poses: number of poses of the training part; each has four images.
         scenes: backgrounds with their light, shared by all poses.
         varied: cameras from all directions and from near, hands of all sizes, more sleeves and held objects.
-        workers: processes; by default one per core that this process may use.
+        workers: threads; by default one per core that this process may use.
         progress: called with (images done, images in all) as they are written.
 
     Raises:
-        UserError: an argument out of range, or `out` holds something else.
+        UserError: `out` holds something else.
     """
-    workers = available_cores() if workers is None else workers
-    for name, value, least in (("poses", poses, 1), ("seed", seed, 0), ("scenes", scenes, 1), ("workers", workers, 1)):
-        if value < least:
-            raise UserError(f"{name} is {value}, expected at least {least}: choose a larger number")
     recipe = Recipe(poses, seed, scenes, varied=varied)
     _claim(out, recipe)
     if not _is_complete(out, recipe):
-        _render_poses(out, recipe, workers, progress or (lambda done, total: None))
+        _render_poses(out, recipe, workers or available_cores(), progress)
 
 
 def _claim(out: Path, recipe: Recipe) -> None:
     """Write the arguments down, or compare them with those of an earlier call, and remove half-written files."""
     arguments = out / _ARGUMENTS
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if not any(out.iterdir()):
-            write_text(arguments, recipe.json)
-        found = arguments.read_text(errors="replace") if arguments.is_file() else f"something else (no {_ARGUMENTS})"
-        if found != recipe.json:
-            found, given = (" ".join(one.split())[:120] for one in (found, recipe.json))
-            raise UserError(
-                f"{out} holds {found}, expected nothing, or a dataset made with {given}: give the same arguments, "
-                "choose another folder, or remove this one"
-            )
-        for part in parts_of(recipe):
-            (out / part.name / "rgb").mkdir(parents=True, exist_ok=True)
-        for leftover in out.glob("*/rgb/*.part"):
-            leftover.unlink()
-    except OSError as error:
-        raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
+    out.mkdir(parents=True, exist_ok=True)
+    if not any(out.iterdir()):
+        write_text(arguments, recipe.json)
+    found = arguments.read_text(errors="replace") if arguments.is_file() else f"something else (no {_ARGUMENTS})"
+    if found != recipe.json:
+        raise UserError(
+            f"{out} holds {' '.join(found.split())[:120]}, expected nothing, or a dataset made with "
+            f"{' '.join(recipe.json.split())}: give the same arguments, choose another folder, or remove this one"
+        )
+    for part in parts_of(recipe):
+        (out / part.name / "rgb").mkdir(parents=True, exist_ok=True)
+    for leftover in out.glob("*/rgb/*.part"):
+        leftover.unlink()
 
 
 def _is_complete(out: Path, recipe: Recipe) -> bool:
@@ -164,46 +149,25 @@ def _boxes(entries: Sequence[Annotation]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _render_poses(out: Path, recipe: Recipe, workers: int, progress: Progress) -> None:
-    tasks = [(part, pose) for part in parts_of(recipe) for pose in range(part.poses)]
-    annotations: dict[str, list[Annotation]] = {"training": [], "evaluation": []}
-    done, total = 0, sum(part.versions for part, _ in tasks)
-    for (part, _), annotation in zip(tasks, _make_poses(out, recipe, workers, tasks), strict=True):
-        annotations[part.name].append(annotation)
-        done += part.versions
-        progress(done, total)
+def _render_poses(out: Path, recipe: Recipe, workers: int, progress: Progress | None) -> None:
+    """Write the images of all poses in threads, and then their annotations. What is compiled runs without the GIL."""
+    parts = parts_of(recipe)
+    done, total = 0, sum(part.poses * part.versions for part in parts)
+    annotations: dict[str, list[Annotation]] = {part.name: [] for part in parts}
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for part in parts:
+            for annotation in pool.map(_make_pose, repeat(out), repeat(recipe), repeat(part), range(part.poses)):
+                annotations[part.name].append(annotation)
+                done += part.versions
+                if progress is not None:
+                    progress(done, total)
+    finally:
+        pool.shutdown(cancel_futures=True)
     for name, entries in annotations.items():
         for key in _LABELS:
             write_text(out / f"{name}_{key}.json", json.dumps([entry[key] for entry in entries]))
     write_text(out / _LAST, _boxes(annotations["evaluation"]))
-
-
-def _make_poses(
-    out: Path, recipe: Recipe, workers: int, tasks: Sequence[tuple[DatasetPart, int]]
-) -> Iterator[Annotation]:
-    """Yield the annotations of each pose of a part, in order, when its images are written."""
-    make = partial(_make_pose, out, recipe)
-    if workers == 1:
-        yield from starmap(make, tasks)
-        return
-    # Compile once here; the workers then load the result from the cache.
-    hand = draw_hand(np.random.default_rng(0))
-    take_photo(np.random.default_rng(0), render_hand(hand), hand.intrinsics, _scene(recipe.seed, 0))
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_renderer) as pool:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in workers until `start_worker`
-        poses = pool.map(make, *zip(*tasks, strict=True), chunksize=_POSES_PER_TASK)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        try:
-            yield from poses
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _start_renderer() -> None:
-    """Prepare a process that renders, with one thread: the processes already fill the cores."""
-    start_worker()
-    cv2.setNumThreads(1)
 
 
 def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> Annotation:

@@ -1,0 +1,1 @@
+"""The loader: from places in an epoch to batches."""

@@ -1,0 +1,1 @@
+"""The index of samples, their order in an epoch, and a rank's share."""

@@ -1,0 +1,1 @@
+"""Plans views: random numbers, matrices, and the regions to decode."""

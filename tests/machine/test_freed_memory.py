@@ -9,10 +9,11 @@ ROOT = Path(__file__).parents[2]
 FAULTS = """
 import contextlib, resource, sys
 import numpy as np
-from peclr_dali import cli
-if sys.argv[1] == "commanded":
+from peclr_dali import __main__ as program
+if sys.argv.pop() == "commanded":
+    sys.argv += ["views", "--help"]
     with contextlib.suppress(SystemExit):
-        cli.main(["views", "--help"])
+        program.run()
 def use():
     [np.ones(1 << 18, np.uint8) for _ in range(64)]  # images of a batch: malloc's own thresholds do not cover them
 for _ in range(3):

@@ -21,14 +21,14 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.pose.inference import canonical_loader
 from peclr_dali.train.pretrain import pretrain
-from peclr_dali.train.probe import Probe, build_probe, fit_ridge, probed_rows
+from peclr_dali.train.probe import ALPHA, Probe, build_probe, fit_ridge, probed_rows
 from peclr_dali.train.runs.folder import RunFolder
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import narrow_resnet18
 
 DEMO = Path(__file__).parents[2] / "configs/demo.toml"
 POSES = 60
-ON = ("data.source=freihand", "probe.every_epochs=1", "probe.images=200", "probe.ridge=3.0", "train.epochs=12")
+ON = ("data.source=freihand", "probe.every_epochs=1", "probe.images=200", "train.epochs=12")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_figures_equal_those_of_scikit_learn_on_the_same_features(hands: Path, t
     box = index.box_px[rows].astype(np.float64)[:, None]
     view = (index.keypoints_px[rows] - box[..., :2]) / box[..., 2:]  # a canonical view is its box, in sides
     measured = ~fitted
-    model = make_pipeline(StandardScaler(), Ridge(3.0)).fit(features[fitted], view[fitted].reshape(-1, 42))
+    model = make_pipeline(StandardScaler(), Ridge(ALPHA)).fit(features[fitted], view[fitted].reshape(-1, 42))
     read = model.predict(features[measured]).reshape(-1, 21, 2)
     wanted = 224 * np.linalg.norm(read - view[measured], axis=2).mean()
     assert figures["epe_px_of_224"] == pytest.approx(wanted, rel=1e-6)

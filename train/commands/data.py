@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,10 @@ from peclr_dali.train.commands.options import (
 )
 from peclr_dali.writing import require_new
 
+if TYPE_CHECKING:
+    from peclr_dali.pipelines.config import DataConfig
+    from peclr_dali.train.config.pretraining import Config
+
 
 @click.command("make-data")
 @click.argument("out", type=PATH)
@@ -38,7 +42,7 @@ from peclr_dali.writing import require_new
 @click.option(
     "--varied", is_flag=True, help="Cameras from all directions, hands of all sizes, more sleeves and held objects."
 )
-@workers_option("Processes.")
+@workers_option("Threads.")
 def make_data(out: Path, poses: int, **options: Any) -> None:
     """Render hands in FreiHAND's layout, as data for a first try.
 
@@ -95,9 +99,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force
     from peclr_dali.train.distributed.world import described_world
     from peclr_dali.train.runs.log import progress_bar
 
-    source, *others = config.data
-    if others:
-        raise UserError(f"{1 + len(others)} tables [[data]]: a list has the files of one source. Check each by itself.")
+    source = _only_source(config)
     index = read_source(replace(source, bad_list=None, label_fraction=1.0))  # all its files
     device = described_world(config.train.device).device
     with progress_bar("checking") as progress:
@@ -111,6 +113,14 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force
     if reasons:
         say(f"leave them out with --set data.bad_list={out}")
         sys.exit(1)
+
+
+def _only_source(config: Config) -> DataConfig:
+    """The one source of a configuration."""
+    source, *others = config.data
+    if others:
+        raise UserError(f"{1 + len(others)} tables [[data]]: the file or folder is of one. Give each by itself.")
+    return source
 
 
 @click.command()
@@ -150,9 +160,7 @@ def pack(
         from peclr_dali.pipelines.sources.shards.pack import pack as run
         from peclr_dali.train.runs.log import progress_bar
 
-        source, *others = config.data
-        if others:
-            raise UserError(f"{1 + len(others)} tables [[data]]: tar files hold one source. Pack each by itself.")
+        source = _only_source(config)
         index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads them
         with progress_bar("packing") as progress:
             packed = run(index, out, progress=progress, chosen=choices(source), **options)

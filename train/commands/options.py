@@ -92,11 +92,6 @@ def is_main_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def is_first_on_host() -> bool:
-    """Whether this process is the first that `torchrun` started on this host, or the only one."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
 def as_called(text: str) -> str:
     """Help or a message, which are written for the checkout, with the command as it was called; torchrun's too."""
     text = text.replace("python cli.py", CALL)

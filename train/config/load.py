@@ -135,12 +135,19 @@ def load_config(
         raise UserError(_explain(kind, error, layers)) from error
     taken = dict(flatten(to_dict(config)))
     for key, value in flatten(values):
-        flags = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, bool)]
-        if flags and not isinstance(taken[key], bool):  # for pydantic, true is the number 1
-            raise UserError(f"{_origin(layers, key)}{key} = {value}: input should be a number")
-        if isinstance(value, str) and is_left_to_shell(value):
-            raise UserError(f"{_origin(layers, key)}{key} = {value!r}: ~ and $NAME are not replaced here; write it out")
+        if fault := _fault(value, taken[key]):
+            raise UserError(f"{_origin(layers, key)}{key} = {value!r}: {fault}")
     return config
+
+
+def _fault(value: Any, taken: Any) -> str | None:
+    """What is wrong with a value that pydantic has accepted as `taken`, if anything."""
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(item, bool) for item in items) and not isinstance(taken, bool):  # for pydantic, true is 1
+        return "input should be a number"
+    if isinstance(value, str) and is_left_to_shell(value):
+        return "~ and $NAME are not replaced here; write it out"
+    return None
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -152,10 +159,9 @@ def read_toml(file: Path) -> dict[str, Any]:
     file = or_shipped(file, ".toml")
     try:
         return tomllib.loads(regular(file).read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; expected a TOML file, such as configs/demo.toml") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not TOML: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{file}: {reason}; expected a TOML file, such as configs/demo.toml") from error
 
 
 def _parse_override(override: str) -> dict[str, Any]:
@@ -175,27 +181,24 @@ def _parse_override(override: str) -> dict[str, Any]:
 
 
 def _merge(into: dict[str, Any], tables: Mapping[str, Any], origin: str) -> None:
+    """Override values by those of tables from a file or an option, its `origin`."""
     for key, value in tables.items():
         below = into.get(key)
-        if not isinstance(value, Mapping) or below is None:
-            into[key] = copy.deepcopy(value)
-        elif isinstance(below, dict):
-            _merge(below, value, origin)
-        elif isinstance(below, list) and all(isinstance(one, dict) for one in below):  # [data], or a --set
+        if isinstance(value, Mapping) and isinstance(below, list) and all(isinstance(table, dict) for table in below):
             _merge_numbered(below, key, value, origin)
+        elif isinstance(value, Mapping) and isinstance(below, dict):
+            _merge(below, value, origin)
         else:
-            raise UserError(f"{origin}: {key} is a table, and {below!r} in an earlier file; use one of both")
+            into[key] = copy.deepcopy(value)
 
 
-def _merge_numbered(into: list[Any], name: str, value: Mapping[str, Any], origin: str) -> None:
-    """Merge the table of an only source, or {"0": table, ...} by number."""
-    numbered = value if all(key.isdecimal() for key in value) else {"0": value}
-    if numbered is not value and len(into) > 1:
-        raise UserError(f"{origin}: there are {len(into)} tables [[{name}]]: say which one, such as {name}.0.key=value")
-    for number, table in numbered.items():
-        if int(number) >= len(into) or not isinstance(table, Mapping):
-            expected = f"{name}.0.key=value" + (f" to {name}.{len(into) - 1}.key=value" if len(into) > 1 else "")
-            raise UserError(f"{origin}: there is no key {name}.{number}; expected {expected}")
+def _merge_numbered(into: list[Any], name: str, tables: Mapping[str, Any], origin: str) -> None:
+    """Override values of an array of tables. The tables are {"0": table, ...}, or the keys of the only table."""
+    is_numbered = all(key.isdecimal() for key in tables)
+    for number, table in tables.items() if is_numbered else [("0", tables)]:
+        if not (is_numbered or len(into) == 1) or int(number) >= len(into) or not isinstance(table, Mapping):
+            expected = " or ".join(f"{name}.{index}.key=value" for index in range(len(into)))
+            raise UserError(f"{origin}: {len(into)} tables [[{name}]]: expected {expected}")
         _merge(into[int(number)], table, origin)
 
 

@@ -131,12 +131,10 @@ class ProbeConfig:
         images: labelled images to use, three quarters to fit on and one quarter to measure on. They are at most a
             sixteenth of the images that are trained on between two probes, so that probing takes less than 2 % of the
             time.
-        ridge: weight of the squared coefficients of standardised features, scikit-learn's `alpha`.
     """
 
     every_epochs: Epochs = 0.0
     images: Count = 2048
-    ridge: Positive = 100.0
 
 
 @dataclass(frozen=True, config=STRICT)

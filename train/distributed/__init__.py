@@ -1,0 +1,1 @@
+"""Ranks: what they exchange, and how they stop."""

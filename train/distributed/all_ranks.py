@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from peclr_dali.errors import AnotherRankFailed, UserError
+from peclr_dali.errors import AnotherRankFailed, UserError, in_one_line
 from peclr_dali.train.distributed.interrupt import StopSignals
 from peclr_dali.train.distributed.world import World
 
@@ -36,10 +36,11 @@ def on_all_ranks(world: World, stop: StopSignals | None = None) -> Iterator[None
         error, mine = raised, world.world_size - world.rank  # the lowest failed rank has the highest number
     signal_number = 0 if stop is None else stop.signal_number  # a signal during the exchange counts for the next one
     signal_number, failed = world.max_(torch.tensor([signal_number, mine])).tolist()
-    if error is not None and failed == mine:
-        raise error
     if failed:
-        raise AnotherRankFailed(f"rank {world.world_size - failed} has failed; see its output")
+        first, reasons = world.world_size - failed, world.gather_objects(in_one_line(error, 1000))
+        if error is not None and failed == mine:
+            raise error
+        raise AnotherRankFailed(f"rank {first} has failed: {reasons[first]}")
     if stop is not None and signal_number:
         stop.signal_number, stop.agreed = signal_number, True
 

@@ -1,7 +1,9 @@
-"""Under torchrun, a mistake of all ranks is reported once, and a run that lost a rank is restarted."""
+"""Under torchrun, a mistake of all ranks is one line of each, and a run that lost a rank is restarted."""
 
 from __future__ import annotations
 
+import platform
+import re
 import signal
 import time
 from pathlib import Path
@@ -22,15 +24,19 @@ from tests.train import ranks, tiny_run
     ],
     ids=["before torch is imported", "when the ranks are connected"],
 )
-def test_torchrun_reports_a_mistake_of_all_ranks_once(arguments: list[str], expected: str, tmp_path: Path) -> None:
+def test_under_torchrun_a_mistake_of_all_ranks_is_one_line_of_each(
+    arguments: list[str], expected: str, tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
     filled = [argument.replace("{here}", str(tmp_path)) for argument in arguments]
     steps = ["--set", "train.batch=8", "--set", "train.micro_batch=4", "--set", "train.device=cpu"]
     command = ["cli.py", "pretrain", "--out", str(tmp_path / "out"), *steps, *filled]
     torchrun = ["--nproc-per-node=2", f"--master-port={ranks.free_port()}"]
     printed = ranks.run_ranks(1, ranks.torchrun, [*torchrun, *command], log=tmp_path / "log", code=1)
-    (line,) = (line for line in printed.splitlines() if "error: " in line)
-    assert expected.replace("{here}", str(tmp_path)) in line
+    lines = [line for line in printed.splitlines() if "error: " in line]
+    assert lines
+    assert all(re.match(rf"rank [01] on {platform.node()}: error: ", line) for line in lines)
+    assert any(expected.replace("{here}", str(tmp_path)) in line for line in lines)
     assert not (tmp_path / "out").exists()
 
 

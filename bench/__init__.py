@@ -1,0 +1,1 @@
+"""Measures the loader beside others, the training step, and the paper's experiments."""

@@ -1,0 +1,1 @@
+"""The experiments of the paper, a file for each of its figures and tables."""

@@ -1,0 +1,1 @@
+"""Renders photographs of hands in FreiHAND's layout, for `make-data`."""

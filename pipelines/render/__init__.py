@@ -1,0 +1,1 @@
+"""Makes the pixels of views by DALI, Numba or Triton."""

@@ -1,0 +1,1 @@
+"""The commands that read data, train, and use trained networks."""
