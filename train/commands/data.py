@@ -82,9 +82,9 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
 @click.argument("out", type=FILE)
 @force_option
 def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force: bool) -> None:
-    """List the images of a configuration that cannot be used, and those with wrong labels.
+    """List the images of a configuration that cannot be used.
 
-    Every image is decoded once, and every label judged; OUT is a .jsonl.
+    Every image is decoded once, and every label is judged by the rules of all sources; OUT is a .jsonl.
 
     \b
       python cli.py check-data --set data.root=/data/freihand bad.jsonl
