@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
-from scipy.special import stdtrit
 
+from peclr_dali.train.evaluation.intervals import interval_of_mean
 from peclr_dali.train.pose.metrics import Interval
 
 Start = Callable[[], Generator[int]]
@@ -20,13 +19,6 @@ Start = Callable[[], Generator[int]]
 
 Progress = Callable[[int, int], None]
 """Called with the number of repeats done and the number of all repeats."""
-
-
-def interval_of_mean(values: Sequence[float]) -> Interval:
-    """Mean of independent repeats, at least two, and its 95 % interval (Student's t)."""
-    mean = statistics.fmean(values)
-    half = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
 
 
 class Repeat(NamedTuple):
