@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,11 @@ import click
 from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
 from peclr_dali.train.commands.options import FILE, F, Number, config_options, pretraining_config
+
+REPEATS = click.IntRange(2, LARGEST_COUNT)
+EACH = "Rounds; each measures everything once."
+SECONDS = Number(0.1, 1e5)
+LEAST = "Minimum length of a repeat."
 
 
 def record_option(command: F) -> F:
@@ -27,19 +32,11 @@ def _readable(context: click.Context, option: click.Parameter, path: Path | None
     return path
 
 
-def rounds_options(repeats: int) -> Callable[[F], F]:
-    """Add `--repeats` and `--seconds`."""
-    rounds, seconds = click.IntRange(2, LARGEST_COUNT), Number(0.1, 1e5)
-    each, least = "Rounds; each measures everything once.", "Minimum length of a repeat."
-    add_repeats = click.option("--repeats", default=repeats, show_default=True, type=rounds, help=each)
-    add_seconds = click.option("--seconds", default=2.0, show_default=True, type=seconds, help=least)
-    return lambda command: add_repeats(add_seconds(command))
-
-
 @click.command("bench-loader")
 @config_options
 @click.option("--batch", default=256, show_default=True, type=click.IntRange(1, 65536), help="Images in a batch.")
-@rounds_options(7)
+@click.option("--repeats", default=7, show_default=True, type=REPEATS, help=EACH)
+@click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help=LEAST)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other loaders too.")
 @record_option
 def bench_loader(
@@ -79,7 +76,8 @@ def bench_loader(
 
 @click.command("bench-train")
 @config_options
-@rounds_options(5)
+@click.option("--repeats", default=5, show_default=True, type=REPEATS, help=EACH)
+@click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help=LEAST)
 @record_option
 def bench_train(
     files: Sequence[Path], overrides: Sequence[str], repeats: int, seconds: float, record: Path | None

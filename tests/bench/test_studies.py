@@ -73,42 +73,33 @@ def run(function: Any, scale: Scale, configs: Configs, **options: Any) -> Study:
     return made
 
 
-@pytest.mark.parametrize(("name", "function", "scale"), STUDIES, ids=lambda value: getattr(value, "__name__", None))
-def test_every_study_trains_what_it_compares(
-    name: str, function: Any, scale: Scale, configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No two runs are the same, and networks start from ImageNet, random numbers or what was trained before."""
+def test_every_study_trains_what_it_compares(configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two runs of a study are the same; networks start from ImageNet, random numbers or what was trained before."""
     monkeypatch.chdir(tmp_path)  # for the lock of the hands
-    made = run(function, scale, configs, seeds=[0])
-    assert scale.folder.name == name
-    trained = set[str]()
-    for out, config in configs.items():
-        assert config.encoder.weights in {"random", "imagenet", *trained}
-        trained.add(out)
-    texts = [repr(config).replace(repr(out), "") for out, config in configs.items()]
-    assert len(set(texts)) == len(texts) or scale is card.TOY  # where both shares of the labels are one
-    arms = {row["arm"]: row for row in made.rows if row["kind"] == "arm"}
-    assert arms.keys() == made.arms.keys()
-    for row in made.rows:
-        if row["kind"] == "comparison":
-            better, than, metric = row["better"], row["than"], row["metric"]
-            assert better != than
-            assert made.arms[better] == made.arms[than]
-            figures = [arms[arm]["published"].get(metric, math.nan) for arm in (better, than)]
-            percent = 100 * abs(figures[0] - figures[1]) / max(figures)  # of a larger error, or a larger AUC
-            if row["published_percent"] is not None and not math.isnan(percent):
-                assert percent == pytest.approx(row["published_percent"], abs=0.1)
-
-
-def test_runs_of_one_folder_are_the_same(configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Studies share them."""
-    monkeypatch.chdir(tmp_path)
     shared: Configs = {}
-    for _, function, scale in STUDIES:
-        run(function, scale, configs, seeds=[0])
-        for out, config in configs.items():
-            assert shared.setdefault(out, config) == config
+    computed = 0
+    for name, function, scale in STUDIES:
         configs.clear()
+        made = run(function, scale, configs, seeds=[0])
+        assert scale.folder.name == name
+        for number, config in enumerate(configs.values()):
+            assert config.encoder.weights in {"random", "imagenet", *[*configs][:number]}
+        texts = {repr(config).replace(repr(out), "") for out, config in configs.items()}
+        assert len(texts) == len(configs) or scale is card.TOY  # where both shares of the labels are one
+        assert all(shared.setdefault(out, config) == config for out, config in configs.items())
+        published = {row["arm"]: row["published"] for row in made.rows if row["kind"] == "arm"}
+        assert published.keys() == made.arms.keys()
+        for row in made.rows:
+            if row["kind"] == "comparison":
+                better, than = row["better"], row["than"]
+                assert better != than
+                assert made.arms[better] == made.arms[than]
+                figures = [published[arm].get(row["metric"], math.nan) for arm in (better, than)]
+                percent = 100 * abs(figures[0] - figures[1]) / max(figures)  # of a larger error, or a larger AUC
+                if row["published_percent"] is not None and not math.isnan(percent):
+                    assert percent == pytest.approx(row["published_percent"], abs=0.1)
+                    computed += 1
+    assert computed == 12, "percentages follow from the published figures"
 
 
 def test_pre_training_is_as_shipped(configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +140,7 @@ def test_rows_are_recorded_once_and_the_tables_are_made_of_them(configs: Configs
         *((kind, seed) for seed in (1, 2, 3) for kind in measured), ("comparison", None), ("comparison", None),
     ]  # fmt: skip
     assert recorded[1]["probe_epe_px"] == [40.0]
+    assert [row["kind"] for row in made.rows].count("pretrain") == 2
     assert [row["set"][-1] for row in recorded if row.get("arm") == "ours" and row["kind"] == "arm"] == [
         f"encoder.weights={tmp_path}/small/seed_{seed % 2}/pretrain_peclr" for seed in range(4)
     ]
@@ -220,8 +212,14 @@ def test_a_study_runs_and_is_not_repeated(
     ],
 )
 def test_a_mistake_ends_the_command_before_any_work(
-    arguments: list[str], message: str, configs: Configs, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    configs: Configs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     assert called(*arguments) == 2
     assert message in capsys.readouterr().err
     assert configs == {}
