@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +12,31 @@ from peclr_dali.bounds import LARGEST_COUNT
 from peclr_dali.errors import UserError
 from peclr_dali.train.commands.options import FILE, F, Number, config_options, pretraining_config
 
+REPEATS = click.IntRange(2, LARGEST_COUNT)
+EACH = "Rounds; each measures everything once."
+SECONDS = Number(0.1, 1e5)
+LEAST = "Minimum length of a repeat."
+
 
 def record_option(command: F) -> F:
     """Add `--record`, a file of rows. It is read before anything is measured, in case that it is another file."""
     text = "Append the result to this file as a line of JSON."
-    return click.option("--record", type=FILE, callback=_rows, help=text)(command)
+    return click.option("--record", type=FILE, callback=_readable, help=text)(command)
 
 
-def _rows(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+def _readable(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    from peclr_dali.bench.rows import read_rows  # imported late, so that --help is fast
+
     if path is not None and path.exists():
-        from peclr_dali.bench.rows import read_rows  # imported late, so that --help is fast
-
-        try:
-            read_rows(path)
-        except UserError as error:
-            raise UserError(f"{parameter.opts[0]} {error}") from error
+        read_rows(path)
     return path
-
-
-def rounds_options(repeats: int) -> Callable[[F], F]:
-    """Add `--repeats` and `--seconds`."""
-    rounds, seconds = click.IntRange(2, LARGEST_COUNT), Number(0.1, 1e5)
-    each, least = "Rounds; each measures everything once.", "Minimum length of a repeat."
-    add_repeats = click.option("--repeats", default=repeats, show_default=True, type=rounds, help=each)
-    add_seconds = click.option("--seconds", default=2.0, show_default=True, type=seconds, help=least)
-    return lambda command: add_repeats(add_seconds(command))
 
 
 @click.command("bench-loader")
 @config_options
 @click.option("--batch", default=256, show_default=True, type=click.IntRange(1, 65536), help="Images in a batch.")
-@rounds_options(7)
+@click.option("--repeats", default=7, show_default=True, type=REPEATS, help=EACH)
+@click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help=LEAST)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other loaders too.")
 @record_option
 def bench_loader(
@@ -61,8 +55,7 @@ def bench_loader(
       python cli.py bench-loader
       taskset -c 0-3 python cli.py bench-loader --record bench/results/loader.jsonl
 
-    All have the same cores. On a GPU it measures the peers that decode there too. A peer that cannot run here is left
-    out, and a line says why.
+    All have the same cores. A peer whose package is not installed is left out, and a line says so.
     """
     config = pretraining_config(files, overrides)
     from peclr_dali.bench.measure import Rounds
@@ -71,19 +64,20 @@ def bench_loader(
     # Too few images are refused before torch is imported, which takes longer than to list them.
     if (count := len(index := load_index(config.data))) < batch:
         raise UserError(f"{index.root} has {count} images, fewer than --batch {batch}: use more, or --batch {count}")
-    from peclr_dali.bench.loaders import compare_loaders, table_of
+    from peclr_dali.bench.loaders import OurLoader, compare_loaders, table_of
     from peclr_dali.train.distributed.world import described_world
     from peclr_dali.train.runs.log import progress_bar
 
-    rounds, device = Rounds(repeats=repeats, repeat_s=seconds), described_world(config.train.device).device
+    ours = OurLoader(index, config, batch, described_world(config.train.device).device)
     with progress_bar("measuring") as progress:
-        row = compare_loaders(config, index, rounds, batch=batch, peers=peers, device=device, progress=progress)
+        row = compare_loaders(ours, Rounds(repeats=repeats, repeat_s=seconds), peers=peers, progress=progress)
     _report(row, f"{table_of(row)}\n{row['verdict']}", record)
 
 
 @click.command("bench-train")
 @config_options
-@rounds_options(5)
+@click.option("--repeats", default=5, show_default=True, type=REPEATS, help=EACH)
+@click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help=LEAST)
 @record_option
 def bench_train(
     files: Sequence[Path], overrides: Sequence[str], repeats: int, seconds: float, record: Path | None

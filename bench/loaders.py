@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Generator
-from dataclasses import asdict
+from collections.abc import Generator
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle
 from typing import Any, Final
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from peclr_dali.bench.measure import Progress, Rounds, Start, measure_in_rounds
-from peclr_dali.bench.peers import offered_peers
+from peclr_dali.bench.peers.offered import offered_peers
 from peclr_dali.bench.peers.workers import Files
 from peclr_dali.bench.rows import Row, describe_machine, markdown
 from peclr_dali.errors import UserError
@@ -35,12 +35,64 @@ _BUSY: Final = 0.8
 """Share of busy cores from which the processor counts as the limit."""
 
 
-def compare_loaders(
-    config: Config, index: Index, rounds: Rounds, *, batch: int, peers: bool, device: torch.device, progress: Progress
-) -> dict[str, Any]:
-    """Measure our loader as configured, its parts, and every peer that can run here, in rounds.
+@dataclass(frozen=True)
+class OurLoader:
+    """Our loader as configured, and its parts, for one rank; none of them ends.
 
-    The index has a batch of images or more. Peers on a GPU use the current one, whatever our loader's device is.
+    Attributes:
+        index: images, a batch or more.
+        batch: images in a batch.
+        device: where its batches are.
+    """
+
+    index: Index
+    config: Config
+    batch: int
+    device: torch.device
+
+    def open(self) -> Loader:
+        """A new loader."""
+        return make_endless_loader(self.index, self.config, self.batch, self.device)
+
+    def batches(self) -> Generator[int]:
+        """Load batches and yield their numbers of images."""
+        with self.open() as loader:
+            for made in loader:
+                if self.device.type == "cuda":
+                    made.to(self.device)
+                    torch.cuda.current_stream(self.device).synchronize()  # a batch counts when it has arrived
+                yield loader.settings.images_per_row * len(made)
+
+    def read_only(self) -> Generator[int]:
+        """Read files from the page cache, check and queue them with all reader threads, and plan the views."""
+        with self.open() as loader:
+            for chunk in loader.planned():
+                yield len(chunk.files)
+
+    def decode_only(self) -> Generator[int]:
+        """Run the decoder's pipeline on bytes in memory, again and again on the same chunks, eight or more.
+
+        As in the loader, only the regions of large images are decoded that the views reach.
+        """
+        least = min(len(self.index), 512)  # files: a fair sample of mixed sizes
+        with self.open() as loader:
+            kept: list[Chunk] = []
+            for chunk in loader.planned():
+                kept.append(chunk)
+                if len(kept) >= 8 and sum(len(chunk.files) for chunk in kept) >= least:
+                    break
+            for chunk, _ in run_chunks(partial(decode_pipeline, loader.settings), cycle(kept)):
+                yield len(chunk.files)
+
+
+def make_endless_loader(index: Index, config: Config, batch: int, device: torch.device) -> Loader:
+    """Our loader as configured, for one rank. It does not end."""
+    schedule = Schedule(build_order(index, batch=batch, seed=config.run.seed), RankSlice(batch, 0, batch))
+    return build_loader(index, schedule, config.pipelines, config.augmentation, device=device)
+
+
+def compare_loaders(ours: OurLoader, rounds: Rounds, *, peers: bool, progress: Progress) -> dict[str, Any]:
+    """Measure our loader, its parts, and every peer that can run here, in rounds.
 
     Returns:
         A row of bench/results/. "loaders" begins with ours; "stages" are its parts, each alone.
@@ -48,23 +100,22 @@ def compare_loaders(
     Raises:
         UserError: an image cannot be used.
     """
-    make_loader = partial(make_endless_loader, index, config, batch, device)
-    with make_loader() as loader:
+    index, config, batch = ours.index, ours.config, ours.batch
+    with ours.open() as loader:
         settings = loader.settings
-    starts: dict[str, Start] = {"this loader": partial(our_batches, index, config, batch, device)}
+    starts: dict[str, Start] = {"this loader": ours.batches}
     if index.store is not None:
         log.info("packed data: other loaders are left out, since they need single files")
     else:
         files = checked_files(index, config.geometry.side_px)  # it also fills the page cache, for all loaders alike
-        for name, peer in offered_peers(files, device).items() if peers else ():
-            starts[name] = partial(peer.start, files, available_cores(), batch)
+        if peers:
+            starts |= {peer.name: peer.images for peer in offered_peers(files, available_cores(), batch)}
     loaders = len(starts)
-    starts["read only"] = partial(read_only, make_loader)
-    starts["decode only"] = partial(decode_only, make_loader, min(len(index), 512))  # a fair sample of mixed sizes
+    starts |= {"read only": ours.read_only, "decode only": ours.decode_only}
     gc.freeze()  # as pre-training does
     rates = measure_in_rounds([*starts.values()], rounds, progress)
     entries = [
-        {"name": name, **rate.as_row(), "ours_is": [round(x, 3) for x in rates[0].over(rate)]}
+        {"name": name, **rate.as_row(), "ours_is": [round(ratio, 3) for ratio in rates[0].over(rate)]}
         for name, rate in zip(starts, rates, strict=True)
     ]
     machine, tables = describe_machine(), to_dict(config)
@@ -73,8 +124,8 @@ def compare_loaders(
         "machine": machine,
         "settings": {**asdict(rounds), "batch": batch},
         "config": {name: tables[name] for name in ("data", "geometry", "colour", "appearance", "pipelines")},
-        "device": str(device),
-        "card": machine["gpu"] if device.type == "cuda" else "none",
+        "device": str(ours.device),
+        "card": machine["gpu"] if ours.device.type == "cuda" else "none",
         "decoder": settings.decoder,
         "views": settings.views,
         "images_per_row": 1 if index.partners is None else 2,
@@ -106,13 +157,13 @@ def table_of(row: Row) -> str:
     heads = ["", "images/s (95 %)", "CPU ms/image", "cores busy", "this loader is (95 %)"]
     lines = [
         [
-            one["name"],
-            "{:.0f} ({:.0f} to {:.0f})".format(one["images_per_s"], *one["interval"]),
-            f"{one['cpu_ms_per_image']:.3f}",
-            f"{one['cores_busy']:.2f}",
-            "{:.2f} x ({:.2f} to {:.2f})".format(*one["ours_is"]),
+            loader["name"],
+            "{:.0f} ({:.0f} to {:.0f})".format(loader["images_per_s"], *loader["interval"]),
+            f"{loader['cpu_ms_per_image']:.3f}",
+            f"{loader['cores_busy']:.2f}",
+            "{:.2f} x ({:.2f} to {:.2f})".format(*loader["ours_is"]),
         ]
-        for one in (*row["loaders"], *row["stages"])
+        for loader in (*row["loaders"], *row["stages"])
     ]
     return markdown(heads, lines)
 
@@ -120,47 +171,9 @@ def table_of(row: Row) -> str:
 def verdict(row: Row) -> str:
     """What limits the loader, and what the processor's time goes to, from a row of `bench-loader`."""
     ours, (read, decode), cores = row["loaders"][0], row["stages"], row["machine"]["cores"]
-    read_ms, decode_ms, ours_ms = (float(one["cpu_ms_per_image"]) for one in (read, decode, ours))
+    read_ms, decode_ms, ours_ms = (float(stage["cpu_ms_per_image"]) for stage in (read, decode, ours))
     costs = {"reading": read_ms, "decoding": decode_ms, "making views": max(ours_ms - read_ms - decode_ms, 0.0)}
     shares = ", ".join(f"{name} {cost / sum(costs.values()):.0%}" for name, cost in costs.items())
     busy = ours["cores_busy"] / cores
     limit = "the processor limits it" if busy >= _BUSY else "the processor does not limit it"
     return f"{busy:.0%} of {cores} cores are busy, so {limit}. The processor's time: {shares}."
-
-
-def make_endless_loader(index: Index, config: Config, batch: int, device: torch.device) -> Loader:
-    """Our loader as configured, for one rank. It does not end."""
-    schedule = Schedule(build_order(index, batch=batch, seed=config.run.seed), RankSlice(batch, 0, batch))
-    return build_loader(index, schedule, config.pipelines, config.augmentation, device=device)
-
-
-def our_batches(index: Index, config: Config, batch: int, device: torch.device) -> Generator[int]:
-    """Load batches without end and yield their numbers of images. Closing the generator closes the loader."""
-    with make_endless_loader(index, config, batch, device) as loader:
-        for made in loader:
-            if device.type == "cuda":
-                made.to(device)
-                torch.cuda.current_stream(device).synchronize()  # a batch counts when it has arrived
-            yield loader.settings.images_per_row * len(made)
-
-
-def read_only(make_loader: Callable[[], Loader]) -> Generator[int]:
-    """Read files from the page cache, check and queue them with all reader threads, and plan the views."""
-    with make_loader() as loader:
-        for chunk in loader.planned():
-            yield len(chunk.files)
-
-
-def decode_only(make_loader: Callable[[], Loader], files: int) -> Generator[int]:
-    """Run the decoder's pipeline on bytes in memory: again and again on eight chunks or more, with so many files.
-
-    As in the loader, only the regions of large images are decoded that the views reach.
-    """
-    with make_loader() as loader:
-        kept: list[Chunk] = []
-        for chunk in loader.planned():
-            kept.append(chunk)
-            if len(kept) >= 8 and sum(len(one.files) for one in kept) >= files:
-                break
-        for chunk, _ in run_chunks(partial(decode_pipeline, loader.settings), cycle(kept)):
-            yield len(chunk.files)

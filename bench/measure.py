@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
-from scipy.special import stdtrit
 
+from peclr_dali.train.evaluation.intervals import interval_of_mean
 from peclr_dali.train.pose.metrics import Interval
 
 Start = Callable[[], Generator[int]]
@@ -20,13 +19,6 @@ Start = Callable[[], Generator[int]]
 
 Progress = Callable[[int, int], None]
 """Called with the number of repeats done and the number of all repeats."""
-
-
-def interval_of_mean(values: Sequence[float]) -> Interval:
-    """Mean of independent repeats, at least two, and its 95 % interval (Student's t)."""
-    mean = statistics.fmean(values)
-    half = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
 
 
 class Repeat(NamedTuple):
@@ -46,22 +38,22 @@ class Rate:
     @property
     def images_per_s(self) -> list[float]:
         """One rate for each repeat."""
-        return [one.images / one.seconds for one in self.repeats]
+        return [repeat.images / repeat.seconds for repeat in self.repeats]
 
     @property
     def cores_busy(self) -> float:
         """Mean number of busy cores: processor seconds per second."""
-        return sum(one.cpu_s for one in self.repeats) / sum(one.seconds for one in self.repeats)
+        return sum(repeat.cpu_s for repeat in self.repeats) / sum(repeat.seconds for repeat in self.repeats)
 
     def as_row(self) -> dict[str, Any]:
         """The figures for a row of bench/results/."""
-        images = sum(one.images for one in self.repeats)
+        images = sum(repeat.images for repeat in self.repeats)
         mean, low, high = interval_of_mean(self.images_per_s)
         return {
             "images_per_s": round(mean, 1),
             "interval": [round(low, 1), round(high, 1)],
             "repeats": [round(value, 1) for value in self.images_per_s],
-            "cpu_ms_per_image": round(sum(one.cpu_s for one in self.repeats) / images * 1e3, 3),
+            "cpu_ms_per_image": round(sum(repeat.cpu_s for repeat in self.repeats) / images * 1e3, 3),
             "cores_busy": round(self.cores_busy, 2),
             "images": images,
         }
@@ -95,7 +87,7 @@ def measure_in_rounds(starts: Sequence[Start], rounds: Rounds, progress: Progres
         progress(number, total)
         repeats[number % len(starts)].append(_repeat(starts[number % len(starts)], rounds))
     progress(total, total)
-    return [Rate(of_one) for of_one in repeats]
+    return [Rate(timed) for timed in repeats]
 
 
 def _repeat(start: Start, rounds: Rounds) -> Repeat:
@@ -120,8 +112,8 @@ def _take(batches: Generator[int], least_s: float) -> tuple[int, float]:
 
 def cpu_seconds() -> float:
     """Processor seconds (user and system) of this process and its descendants, ended children included."""
-    this, found_s = psutil.Process(), 0.0
-    for process in [this, *this.children(recursive=True)]:
+    root, cpu_s = psutil.Process(), 0.0
+    for process in [root, *root.children(recursive=True)]:
         with suppress(psutil.Error, OSError):  # it ended meanwhile
-            found_s += sum(process.cpu_times()[:4])
-    return found_s
+            cpu_s += sum(process.cpu_times()[:4])
+    return cpu_s

@@ -46,16 +46,17 @@ def append(file: Path, row: Row) -> None:
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """Rows of a file of bench/results/. A file that cannot be read, or is not whole lines of JSON, is a `UserError`."""
-    expected = "expected one JSON object a line, as --record writes them. Name another file"
     try:
         *lines, rest = regular(file).read_bytes().split(b"\n")
         if rest:
             raise ValueError("its last line has no newline")
         rows = [parse_json(line) for line in lines if line.strip()]
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError("a line is no object")
     except (OSError, ValueError) as error:
-        raise UserError(f"{file}: holds no rows ({getattr(error, 'strerror', None) or error}); {expected}") from error
-    if not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{file}: holds no rows, but other values; {expected}")
+        found = getattr(error, "strerror", None) or error
+        expected = "expected one JSON object a line, as --record writes them. Name another file"
+        raise UserError(f"{file}: holds no rows ({found}); {expected}") from error
     return rows
 
 

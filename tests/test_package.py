@@ -91,11 +91,8 @@ def test_names_of_shipped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert or_shipped(Path("peclr_rn50"), ".toml") == Path("peclr_rn50"), "the user's own file comes first"
 
 
-@pytest.mark.parametrize(
-    "line", ["peclr_dali pretrain --help", "peclr_dali.bench.studies.table_1 --scale paper --list"]
-)
-def test_no_printed_command_needs_the_checkout(line: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", *line.split()]
+def test_no_printed_command_needs_the_checkout(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "peclr_dali", "pretrain", "--help"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     printed = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
     assert re.search(r"torchrun --standalone --nproc-per-node=\d+ -m peclr_dali pretrain", printed)

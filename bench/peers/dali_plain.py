@@ -1,14 +1,12 @@
-"""Peers that run in a DALI graph of common operators, on the CPU or on a GPU."""
+"""A peer: a DALI graph of common operators."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
-import torch
 from nvidia.dali import fn
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import DALIDataType, DALIImageType
@@ -18,37 +16,23 @@ from peclr_dali.bench.peers.workers import RANGES, Files, endless_batches
 _IMAGENET_MEAN: Final = [0.485 * 255, 0.456 * 255, 0.406 * 255]
 _IMAGENET_STD: Final = [0.229 * 255, 0.224 * 255, 0.225 * 255]
 
-_PREALLOCATED_PX: Final = 1024
-"""Side of the images for which the GPU's decoder takes memory in advance: without it, its rate is uneven."""
 
-
-def on_cpu(files: Files, threads: int, batch: int, decoder: Literal["cpu", "mixed"] = "cpu") -> Iterator[Any]:
+def batches(files: Files, threads: int, batch: int) -> Iterator[Any]:
     """Endless batches of two views, (3, S, S) float32, by warp_affine, hsv and crop_mirror_normalize."""
     names = [np.frombuffer(os.fsencode(path), np.uint8) for path in files.paths]
     order = endless_batches(len(names), batch)
     source = (([names[sample] for sample in samples], files.boxes_px[samples]) for samples in order)
-    device_id = torch.cuda.current_device() if decoder == "mixed" else None
-    pipeline = Pipeline(batch_size=batch, num_threads=threads, device_id=device_id)
+    pipeline = Pipeline(batch_size=batch, num_threads=threads, device_id=None)
     with pipeline:
         kinds = [DALIDataType.UINT8, DALIDataType.FLOAT]
         path, box_px = fn.external_source(source=source, num_outputs=2, batch=True, dtype=kinds)
-        image = fn.decoders.image(
-            fn.io.file.read(path),
-            device=decoder,
-            output_type=DALIImageType.RGB,
-            preallocate_width_hint=_PREALLOCATED_PX,
-            preallocate_height_hint=_PREALLOCATED_PX,
-        )
+        image = fn.decoders.image(fn.io.file.read(path), device="cpu", output_type=DALIImageType.RGB)
         pipeline.set_outputs(*(_view(image, box_px, files.side_px) for _ in range(2)))
     return iter(pipeline.run, None)
 
 
-on_gpu = partial(on_cpu, decoder="mixed")
-"""The same, decoded and made on the GPU."""
-
-
 def _view(image: Any, box_px: Any, view_px: int) -> Any:
-    """A view (3, S, S) float32 of the image's box, where the image is. Hue is added, in DALI's linear colours."""
+    """A view (3, S, S) float32 of the image's box. Hue is added, in DALI's linear colours."""
     uniform = fn.random.uniform
     scale = uniform(range=RANGES.scale) * view_px / box_px[2]
     shift_px = uniform(range=RANGES.x_frac, shape=[2]) * view_px

@@ -11,10 +11,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from peclr_dali.bench.peers.workers import Draws, Files, draw, endless_batches, shared_views, source_to_view_px
+from peclr_dali.bench.peers.workers import (
+    Draws,
+    Files,
+    draw,
+    endless_batches,
+    in_workers,
+    shared_views,
+    source_to_view_px,
+)
+
+
+def batches_as_authors(files: Files, workers: int, batch: int) -> DataLoader[Any]:
+    """Endless batches of `make_batch_as_authors`, from worker processes."""
+    return in_workers(make_batch_as_authors, files, workers, batch)
+
+
+def batches(files: Files, workers: int, batch: int) -> DataLoader[Any]:
+    """Endless batches of `make_batch`, from worker processes."""
+    return in_workers(make_batch, files, workers, batch)
 
 
 def make_batch(files: Files, samples: Sequence[int], empty: Callable[[int, int], Tensor] = shared_views) -> Tensor:
@@ -61,24 +79,24 @@ def make_batch_as_authors(files: Files, samples: Sequence[int]) -> Any:
     return default_collate(made)
 
 
-def make_view(source: Any, box_px: Sequence[float], one: Draws, view_px: int) -> tuple[Tensor, Tensor]:
+def make_view(source: Any, box_px: Sequence[float], drawn: Draws, view_px: int) -> tuple[Tensor, Tensor]:
     """Rotate the whole image, crop (at most to its border), resize by area, jitter, ToTensor and Normalize."""
     x_px, y_px, side_px = box_px
-    turn_px = cv2.getRotationMatrix2D((x_px, y_px), -one.rotation_deg, 1.0)
+    turn_px = cv2.getRotationMatrix2D((x_px, y_px), -drawn.rotation_deg, 1.0)
     turned = cv2.warpAffine(source, turn_px, (source.shape[1], source.shape[0]))
-    crop_px = round(side_px / one.scale)
-    left = max(round(x_px - crop_px * (0.5 + one.x_frac)), 0)
-    top = max(round(y_px - crop_px * (0.5 + one.y_frac)), 0)
+    crop_px = round(side_px / drawn.scale)
+    left = max(round(x_px - crop_px * (0.5 + drawn.x_frac)), 0)
+    top = max(round(y_px - crop_px * (0.5 + drawn.y_frac)), 0)
     crop = turned[top : top + crop_px, left : left + crop_px]
     view = cv2.resize(crop, (view_px, view_px), interpolation=cv2.INTER_AREA)
     matrix_px = (turn_px - [[0, 0, left], [0, 0, top]]) * [[view_px / crop.shape[1]], [view_px / crop.shape[0]]]
-    return _NORMALISED(jitter_hsv(view, one)), torch.from_numpy(matrix_px.astype(np.float32))
+    return _NORMALISED(jitter_hsv(view, drawn)), torch.from_numpy(matrix_px.astype(np.float32))
 
 
-def jitter_hsv(view: Any, one: Draws) -> npt.NDArray[np.uint8]:
+def jitter_hsv(view: Any, drawn: Draws) -> npt.NDArray[np.uint8]:
     """Scale hue and saturation and map the value of (H, W, 3) RGB, in OpenCV's 8-bit HSV."""
     hue, saturation, value = cv2.split(cv2.cvtColor(view, cv2.COLOR_RGB2HSV))
-    jittered = [hue * one.hue, saturation * one.saturation, value * one.value + 255 * one.value_shift]
+    jittered = [hue * drawn.hue, saturation * drawn.saturation, value * drawn.value + 255 * drawn.value_shift]
     hsv = cv2.merge([np.clip(channel, 0, 255).astype(np.uint8) for channel in jittered])
     return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB))
 

@@ -10,74 +10,83 @@ CPU, in a minute: it shows that the study runs, and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
-from peclr_dali.bench.studies.run import main
-from peclr_dali.bench.studies.study import RUNS, SCALES, Arm, Claim, Dataset, Scale, ScaleName, Studies, Study
-from peclr_dali.bench.studies.table_1 import BEST
+from peclr_dali.bench.studies.command import Studies, main
+from peclr_dali.bench.studies.measure import Claim
+from peclr_dali.bench.studies.scales import RUNS
+from peclr_dali.bench.studies.study import Scale, Study
 
 LABELS: Final = {  # a hundredth, a tenth and all of the labels
     "001": ("data.label_fraction=0.01", "train.epochs=300"),
     "010": ("data.label_fraction=0.1", "train.epochs=25"),
     "100": ("data.label_fraction=1.0", "train.epochs=6"),
 }
-STARTS: Final = {
-    "peclr": Arm(),
-    "simclr": BEST["simclr_best"],  # section 4.3, as in configs/simclr_rn50.toml
-    "version": Arm(["data.positive=version"]),
-}
+SIMCLR: Final = ("equivariance.variant=none", "geometry.rotation_deg=[0.0, 0.0]", "geometry.translation_frac=0.0")
+"""Section 4.3, as in configs/simclr_rn50.toml."""
+_PRETRAIN: Final = ("encoder.weights=random", "data.split=train", "probe.every_epochs=20", "run.keep=1")
+_FINETUNE: Final = ("encoder.weights=random", "geometry.side_px=128", "validation.every_epochs=0", "run.keep=1")
 
 CARD: Final = Scale(
-    Dataset(
-        ".data/studies/card",
-        held_out=("data.split=val",),  # 1,600 images of 400 poses that no network has seen
-        render={"poses": 4000, "seed": 6, "scenes": 300, "varied": True},
-    ),
-    ("encoder.weights=random", "data.split=train", "probe.every_epochs=20", "run.keep=1"),
-    ("encoder.weights=random", "geometry.side_px=128", "validation.every_epochs=0", "run.keep=1"),
-    ("configs/peclr_rn50.toml", "configs/cards/h100.toml"),
-    ("configs/finetune_rn50.toml",),
+    RUNS / "card" / "paper",
+    pretrain=("data.root=.data/studies/card", *_PRETRAIN),
+    finetune=("data.root=.data/studies/card", *_FINETUNE),
+    held_out=("data.root=.data/studies/card", "data.split=val"),  # 1,600 images of 400 poses no network has seen
+    pretrain_files=(Path("configs/peclr_rn50.toml"), Path("configs/cards/h100.toml")),
+    finetune_files=(Path("configs/finetune_rn50.toml"),),
+    hands={"out": Path(".data/studies/card"), "poses": 4000, "seed": 6, "scenes": 300, "varied": True},
 )
-_TINY: Final = ("encoder.name=timm/test_resnet", "geometry.side_px=32", "train.threads=1", "pipelines.threads=1")
+_TOY: Final = (
+    "data.root=.data/studies/toy", "encoder.name=timm/test_resnet", "geometry.side_px=32", "train.threads=1",
+    "pipelines.threads=1",
+)  # fmt: skip
 TOY: Final = Scale(
-    Dataset(".data/studies/toy", held_out=CARD.data.held_out, render={"poses": 40, "seed": 6, "scenes": 20}),
-    (*CARD.pretrain, *_TINY, "train.batch=64", "train.micro_batch=32", "train.epochs=2", "optim.warmup_epochs=1.0"),
-    (*CARD.measured, *_TINY, "train.batch=16", "train.micro_batch=16"),
-    CARD.pretrain_files[:1],
-    CARD.measured_files,
+    RUNS / "card" / "small",
+    (*_PRETRAIN, *_TOY, "train.batch=64", "train.micro_batch=32", "train.epochs=2", "optim.warmup_epochs=1.0"),
+    (*_FINETUNE, *_TOY, "train.batch=16", "train.micro_batch=16"),
+    held_out=("data.root=.data/studies/toy", "data.split=val"),
+    pretrain_files=CARD.pretrain_files[:1],
+    finetune_files=CARD.finetune_files,
+    hands={"out": Path(".data/studies/toy"), "poses": 40, "seed": 6, "scenes": 20},
 )
-_TOY_LABELS: Final = ("data.label_fraction=0.5", "train.epochs=1")
 
 
-def card(scale: ScaleName, name: str, shares: tuple[str, ...], seeds: tuple[int, ...]) -> Study:
-    """Fine-tuning with shares of the labels, from random weights and from one pre-training of each kind.
+def card(study: Study) -> None:
+    """Fine-tuning with a hundredth and a tenth of the labels, from random weights and from pre-trainings of each kind.
 
-    Written before the first run: with a hundredth and with a tenth of the labels, PeCLR is better than random weights,
-    and than SimCLR; and PeCLR with another version of the pose as positive is better than PeCLR. With all labels
-    nothing is claimed. Each kind is pre-trained once, so that seeds give no interval over pre-trainings.
+    Written before the first run: with both shares PeCLR is better than random weights, and than SimCLR; and PeCLR with
+    another version of the pose as positive is better than PeCLR. Each kind is pre-trained once, so that seeds give no
+    interval over pre-trainings.
     """
-    labels = {share: LABELS[share] if scale == "paper" else _TOY_LABELS for share in shares}
-    pairs = [("peclr", "scratch"), ("peclr", "simclr"), ("version", "peclr")]
-    return Study(
-        name,
-        at=CARD if scale == "paper" else TOY,
-        folder=RUNS / "card" / scale,
-        seeds=seeds,
-        pretrain_seeds=1,
-        pretrain=STARTS,
-        measured=Arm.by_labels(STARTS, labels),
-        compare=[
-            Claim(f"{better}_{share}", f"{than}_{share}", metric)
-            for share in shares
-            for better, than in pairs
-            for metric in ("epe_px", "pa_epe_cm")
-        ],
-    )
+    _by_labels(study, ("001", "010"), study.seeds or (0, 1, 2))
 
 
-STUDIES: Final[Studies] = {
-    scale: [card(scale, "card", ("001", "010"), (0, 1, 2)), card(scale, "card_all", ("100",), (0,))] for scale in SCALES
-}
+def card_all(study: Study) -> None:
+    """The same with all labels, of which nothing is claimed."""
+    _by_labels(study, ("100",), study.seeds or (0,))
+
+
+def _by_labels(study: Study, shares: Sequence[str], seeds: Sequence[int]) -> None:
+    starts = {
+        "scratch": None,
+        "peclr": study.pretrain("peclr", 0),
+        "simclr": study.pretrain("simclr", 0, SIMCLR),
+        "version": study.pretrain("version", 0, ("data.positive=version",)),
+    }
+    is_toy = study.scale.folder.name == "small"
+    for seed in seeds:
+        for share in shares:
+            labels = ("data.label_fraction=0.5", "train.epochs=1") if is_toy else LABELS[share]
+            for start, pretrained in starts.items():
+                study.finetune(f"{start}_{share}", seed, labels, pretrained)
+    pairs = (("peclr", "scratch"), ("peclr", "simclr"), ("version", "peclr"))
+    compared = [(f"{better}_{share}", f"{than}_{share}") for share in shares for better, than in pairs]
+    study.compare(*[Claim(*pair, metric) for pair in compared for metric in ("epe_px", "pa_epe_cm")])
+
+
+STUDIES: Final[Studies] = {"small": {card: TOY, card_all: TOY}, "paper": {card: CARD, card_all: CARD}}
 
 if __name__ == "__main__":
     main(STUDIES)

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import partial
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-import torch
 
-from peclr_dali.bench.loaders import (
-    checked_files,
-    compare_loaders,
-    decode_only,
-    make_endless_loader,
-    our_batches,
-    read_only,
-    table_of,
-    verdict,
-)
+from peclr_dali.bench.loaders import OurLoader, checked_files, compare_loaders, table_of, verdict
 from peclr_dali.bench.measure import Rounds
-from peclr_dali.bench.peers import offered_peers
+from peclr_dali.bench.peers.offered import offered_peers
 from peclr_dali.bench.rows import read_rows
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
@@ -53,7 +42,8 @@ def test_everything_is_measured_and_printed(images: Path, tmp_path: Path, capsys
     assert run_cli("bench-loader", *keys, *quick) == 0
     row = json.loads(record.read_text())
     everything = [*row["loaders"], *row["stages"]]
-    offered = offered_peers(checked_files(load_index(DataConfig(source="folder", root=str(images))), 128), CPU)
+    files = checked_files(load_index(DataConfig(source="folder", root=str(images))), 128)
+    offered = [peer.name for peer in offered_peers(files, 1, 16)]
     assert [entry["name"] for entry in row["loaders"]] == ["this loader", *offered]
     assert [entry["name"] for entry in row["stages"]] == ["read only", "decode only"]
     assert all(entry["images_per_s"] > 0 for entry in everything)
@@ -69,9 +59,8 @@ def test_both_images_of_a_pair_are_counted(images: Path) -> None:
     data = DataConfig(source="folder", root=str(images))
     index, rows = load_index(data), np.arange(48)
     index = dataclasses.replace(index, partners=of_pairs(np.stack([rows, (rows + 24) % 48], axis=1), 48))
-    config = Config(data=(data,), pipelines=PipelinesConfig(threads=1))
-    make_loader = partial(make_endless_loader, index, config, 16, CPU)
-    for batches in (our_batches(index, config, 16, CPU), read_only(make_loader), decode_only(make_loader, 48)):
+    ours = OurLoader(index, Config(data=(data,), pipelines=PipelinesConfig(threads=1)), 16, CPU)
+    for batches in (ours.batches(), ours.read_only(), ours.decode_only()):
         assert next(batches) == 32
         batches.close()
 
@@ -82,7 +71,6 @@ def test_files_are_checked_before_anything_is_measured(images: Path, tmp_path: P
     index = load_index(DataConfig(source="folder", root=str(images)))
     files = checked_files(index, 128)
     assert files.boxes_px.tolist() == [[24, 24, 48]] * 48 + [[30, 10, 60]]
-    assert "torchvision + grid_sample, on the GPU" not in offered_peers(files, torch.device("cuda", 0))
     (images / "03.jpg").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"03\.jpg: cannot be used\. .*data\.bad_list="):
         checked_files(index, 128)
@@ -92,9 +80,9 @@ def test_packed_data_is_measured(images: Path, tmp_path: Path) -> None:
     source = DataConfig(source="folder", root=str(images), box_margin=1.0)
     pack(load_index(source), tmp_path / "shards", per_tar=20, workers=1)
     config = Config(data=(DataConfig(source="shards", root=str(tmp_path / "shards")),))
-    rounds, index = Rounds(repeats=2, repeat_s=0.05, warmup_s=0.05), load_index(config.data)
-    found = compare_loaders(config, index, rounds, batch=16, peers=True, device=CPU, progress=print)
-    assert [entry["name"] for entry in found["loaders"]] == ["this loader"]
+    ours = OurLoader(load_index(config.data), config, 16, CPU)
+    row = compare_loaders(ours, Rounds(repeats=2, repeat_s=0.05, warmup_s=0.05), peers=True, progress=print)
+    assert [entry["name"] for entry in row["loaders"]] == ["this loader"]
 
 
 def test_the_verdict_says_what_limits_the_loader() -> None:

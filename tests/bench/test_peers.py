@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.bench.peers import PEERS, Peer, dali_plain, opencv, torchvision, workers
-from peclr_dali.bench.peers.workers import Draws, Files, draw, source_to_view_px
+from peclr_dali.bench.peers import dali_plain, opencv, torchvision, workers
+from peclr_dali.bench.peers.workers import Draws, Files
 from peclr_dali.pipelines.views.augmentation import ColourConfig, GeometryConfig
 from tests.pipelines.harness import smooth_image
 
@@ -30,15 +30,9 @@ def files(tmp_path: Path) -> Files:
     return Files([str(tmp_path / "picture.jpg")] * 12, np.array([[100, 75, 60]] * 12, np.float32), VIEW_PX)
 
 
-def drawn(one: Draws) -> Any:
+def drawn(draws: Draws) -> Any:
     """In place of `draw`: the same augmentation for every view."""
-    return lambda *shape: Draws(*(np.full(shape, value) for value in one))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("peer", [peer for peer in PEERS.values() if peer.on_gpu], ids=lambda peer: peer.function)
-def test_a_peer_on_a_gpu_hands_over_whole_batches_beyond_an_epoch(peer: Peer, files: Files) -> None:
-    assert list(itertools.islice(peer.start(files, 2, 5), 6)) == [5] * 6
+    return lambda *shape: Draws(*(np.full(shape, value) for value in draws))
 
 
 def test_peers_draw_what_the_paper_draws() -> None:
@@ -55,21 +49,19 @@ def test_every_sample_once_an_epoch() -> None:
     assert samples[:7] != samples[7:14] or samples[:7] != samples[14:21]
 
 
-def first_view(peer: str, files: Files, one: Draws, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+def first_view(peer: str, files: Files, draws: Draws, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """(3, S, S) float32 in levels of 255: a peer's view of the picture."""
-    if peer in ("dali_plain", "torchvision_cpu"):
-        one = one._replace(hue=0.0)  # which is added
+    if peer in ("dali_plain", "torchvision"):
+        draws = draws._replace(hue=0.0)  # which is added
     if peer == "dali_plain":
-        monkeypatch.setattr(dali_plain, "RANGES", Draws(*((value, value + 1e-6) for value in one)))
-        return unnormalised(torch.from_numpy(np.asarray(next(dali_plain.on_cpu(files, 1, 2))[0][0])))
+        monkeypatch.setattr(dali_plain, "RANGES", Draws(*((value, value + 1e-6) for value in draws)))
+        return unnormalised(torch.from_numpy(np.asarray(next(dali_plain.batches(files, 1, 2))[0][0])))
     module = {"opencv": opencv, "torchvision": torchvision}[peer.partition("_")[0]]
-    monkeypatch.setattr(module, "draw", drawn(one))
-    if peer == "torchvision_gpu":
-        return next(torchvision.batches(files, 1, 2, device="cpu"))[0][0].float()
+    monkeypatch.setattr(module, "draw", drawn(draws))
     if peer == "opencv_authors":
         first, matrices_px, _, _ = opencv.make_batch_as_authors(files, [0, 1])
         corners = torch.tensor([[85.0, 115, 100], [60, 60, 90], [1, 1, 1]])
-        exact_px = torch.from_numpy(opencv.opencv_matrices(files.boxes_px[0], one, VIEW_PX)).float()
+        exact_px = torch.from_numpy(opencv.opencv_matrices(files.boxes_px[0], draws, VIEW_PX)).float()
         assert (matrices_px[0] @ corners - exact_px @ corners).abs().max() < 3  # the crop has whole pixels
         return unnormalised(first[0])
     made = module.make_batch(files, [0, 1])
@@ -87,32 +79,16 @@ def unnormalised(view: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("peer", "one", "levels"),
+    ("peer", "draws", "levels"),
     [
         ("opencv_authors", JITTERED, 3),  # its crop has whole pixels
-        ("torchvision_gpu", JITTERED, 1),  # the other HSV has 8 bits
-        ("torchvision_cpu", TURNED, 1.5),  # it resamples twice
+        ("torchvision", TURNED, 1.5),  # it resamples twice
         ("dali_plain", TURNED, 1),
     ],
 )
 def test_peers_show_the_same(
-    peer: str, one: Draws, levels: float, files: Files, monkeypatch: pytest.MonkeyPatch
+    peer: str, draws: Draws, levels: float, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One augmentation of a picture, beside that of tuned OpenCV; with the colours of peers that jitter alike."""
-    difference = first_view(peer, files, one, monkeypatch) - first_view("opencv_tuned", files, one, monkeypatch)
+    difference = first_view(peer, files, draws, monkeypatch) - first_view("opencv_tuned", files, draws, monkeypatch)
     assert difference.abs().mean() < levels
-
-
-def test_images_of_several_sizes_are_sampled_each_by_its_own_matrix() -> None:
-    """Dots at the boxes' centres, in a small and in a large image, are where the matrices put them."""
-    images = [torch.zeros(3, height, width, dtype=torch.uint8) for height, width in ((90, 120), (200, 300))]
-    boxes_px = np.array([[60, 45, 40], [150, 100, 80]], np.float32)
-    for image, (x_px, y_px, _) in zip(images, boxes_px.astype(int), strict=True):
-        image[:, y_px - 2 : y_px + 2, x_px - 2 : x_px + 2] = 255
-    draws = Draws(*draw(2, 2)[:4], *drawn(IDENTITY)(2, 2)[4:])
-    views = torchvision.make_views(images, boxes_px, draws, VIEW_PX)[:, :, 0].float().numpy()
-    expected = np.einsum("vnij,nj->vni", source_to_view_px(boxes_px, draws, VIEW_PX), np.c_[boxes_px[:, :2], [1, 1]])
-    rows, columns = np.mgrid[:VIEW_PX, :VIEW_PX] + 0.5
-    for axis, places in enumerate((columns, rows)):
-        centers = (views * places).sum(axis=(2, 3)) / views.sum(axis=(2, 3))
-        np.testing.assert_allclose(centers, expected[..., axis], atol=0.1)

@@ -28,6 +28,6 @@ def test_a_damaged_file_is_refused_before_anything_is_measured(
     for command in ("bench-loader", "bench-train"):
         assert run_cli(command, "--record", str(file)) == 2
         error = capsys.readouterr().err
-        assert f"--record {file}: holds no rows" in error
+        assert f"{file}: holds no rows" in error
         assert error.count("\n") == 1
     assert file.read_text() == text

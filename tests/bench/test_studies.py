@@ -1,289 +1,225 @@
-"""Studies: the arms of every item of the paper, what is recorded, when, and what a comparison claims."""
+"""Studies: the runs of every item of the paper, what is recorded, when, and what the command does."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
-import shlex
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from peclr_dali.bench.studies import figure_6, figure_7, measure, other_datasets, run, table_1, tables_2_3
-from peclr_dali.bench.studies import study as study_module
-from peclr_dali.bench.studies.measure import Arrays, Row, compare
-from peclr_dali.bench.studies.run import run_and_record
-from peclr_dali.bench.studies.study import Arm, Claim, Dataset, Scale, Study
-from peclr_dali.cli import main
-from peclr_dali.pipelines.samples.shares import micro_batch_share
-from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.bench.studies import card, command, figure_6_table_1, figure_7, measure, study, tables_2_3
+from peclr_dali.bench.studies.measure import Claim, Measured
+from peclr_dali.bench.studies.study import Scale, Study
+from peclr_dali.ranks import Ranks
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.runs.checkpoint import write_checkpoint
-from tests.train import tiny_hands
+from peclr_dali.train.evaluation import equivariance_maps
+from peclr_dali.train.pose.metrics import METRICS
+from tests.command_line import as_options
 from tests.train.narrow import narrow_resnet18
 
-FILES = (figure_6, figure_7, other_datasets, table_1, tables_2_3)
-STUDIES = [study for file in FILES for of_scale in file.STUDIES.values() for study in of_scale]
-EACH = pytest.mark.parametrize("study", STUDIES, ids=lambda study: f"{study.name}-{study.folder.name}")
-TOY = (
-    "geometry.side_px=16", "encoder.name=resnet18", "encoder.weights=random", "train.batch=4", "train.micro_batch=4",
-    "train.epochs=1", "train.threads=1", "pipelines.threads=1", "train.device=cpu", "run.tensorboard=false",
-)  # fmt: skip
-HANDS = 50
+STUDIES = [
+    (name, function, scale)
+    for file in (card, figure_6_table_1, figure_7, tables_2_3)
+    for name, functions in file.STUDIES.items()
+    for function, scale in functions.items()
+]
 
 
-@EACH
-def test_the_commands_of_a_study_are_accepted_in_an_order_in_which_each_finds_its_run(study: Study) -> None:
-    made = set[str]()
-    for _, _, one in replace(study, seeds=[0]).runs():
-        launcher, *words = shlex.split(one.shell_command(study.at.processes))
-        processes = 1
-        if launcher == "torchrun":
-            assert words.pop(0) == "--standalone"
-            processes = int(words.pop(0).removeprefix("--nproc-per-node="))
-        assert words[:2] == ["-m", "peclr_dali"]
-        given = main.commands[words[2]].make_context(words[2], words[3:]).params
-        kind: Any = Config if words[2] == "pretrain" else FinetuneConfig
-        config = load_config(kind, given["files"], given["overrides"])
-        for rank in range(processes):
-            micro_batch_share(config.train.batch, config.train.micro_batch, rank, processes)
-        assert given["resume"] == "auto"
-        assert config == one.config
-        assert config.encoder.weights in {"random", "imagenet", *made}
-        made.add(config.run.out)
+CONSTANTS = {"rigid_pose": {"pa_epe_cm": 0.9}}
+Configs = dict[str, Any]
 
 
-@EACH
-def test_no_two_arms_are_the_same_and_each_claim_compares_two_on_the_same_images(study: Study) -> None:
-    runs = {one.out: one.config for _, _, one in replace(study, seeds=[0]).runs()}
-    texts = [repr(config).replace(repr(config.run.out), "") for config in runs.values()]
-    assert len(set(texts)) == len(texts)
-    for claim in study.compare:
-        assert claim.better != claim.than
-        assert study.held_out(claim.better) == study.held_out(claim.than)
-    for name in study.measured:
-        load_config(FinetuneConfig, (), study.held_out(name))
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> Configs:
+    """Nothing is rendered, trained and measured; these are the configurations, by folder, in the order of training."""
+    trained: Configs = {}
 
+    def train(config: Any, resume: str) -> Any:
+        assert resume == "auto"
+        trained[config.run.out] = config
+        return SimpleNamespace(read_validations=lambda: [{"step": 1, "epe_px_of_224": 40.0}])
 
-def test_arms_of_the_same_name_in_the_same_folder_are_the_same() -> None:
-    """Their runs are shared by the studies."""
-    found: dict[Path, str] = {}
-    for study in STUDIES:
-        for _, _, one in replace(study, seeds=[0]).runs():
-            assert found.setdefault(one.out, repr(one)) == repr(one)
+    def errors(network: Measured, what: str) -> dict[str, Any]:
+        """Each hand has an error of 1, and a hundredth more for each seed; less from a pre-training."""
+        error = np.full((50, 21), 1.0 + 0.01 * network.seed - (0.2 if network.start else 0.0))
+        tables = {name: 1 - error / 5 if metric.higher_is_better else error for name, metric in METRICS.items()}
+        return {**tables, "groups": np.arange(50)}
 
-
-def test_pretraining_on_two_sources_sees_each_as_pretraining_on_one_does() -> None:
-    study = tables_2_3.high_resolution()
-    both, arm = study.pretraining("two", 0).config.data, study.pretrain["two"]
-    for dataset, source in zip(arm.data, both, strict=True):
-        alone = replace(study, pretrain={"two": replace(arm, data=(dataset,))})
-        assert [source] == list(alone.pretraining("two", 0).config.data)
-
-
-def test_some_arms_run_with_what_they_start_from_and_no_others() -> None:
-    some = figure_7.few_labels().only(["scratch_010", "peclr_010", "peclr_100"])
-    assert list(some.measured) == ["scratch_010", "peclr_010", "peclr_100"]
-    pretrained = [one for one in replace(some, seeds=(0, 3)).runs() if one[2].command == "pretrain"]
-    assert [(name, seed) for name, seed, _ in pretrained] == [("peclr", 0)]
-    assert some.compare == [Claim("peclr_010", "scratch_010")]
-    other = tables_2_3.cross_domain().only(["rn152_on_second"])
-    assert list(other.measured) == ["rn152_224", "rn152_on_second"]
-
-
-def test_the_papers_percentages_follow_from_its_figures() -> None:
-    """The paper relates a smaller error to the larger one, and a larger AUC to itself."""
-    computed = 0
-    for study in (study for study in STUDIES if study.folder.name == "paper"):
-        for claim in study.compare:
-            better, than = (study.measured[name].published.get(claim.metric) for name in (claim.better, claim.than))
-            if better is not None and than is not None and claim.percent is not None:
-                assert 100 * abs(better - than) / max(better, than) == pytest.approx(claim.percent, abs=0.1)
-                computed += 1
-    assert computed == 10
-
-
-def study_of(root: Path, seeds: Sequence[int] = (0, 1, 2), pretrain_seeds: int | None = None) -> Study:
-    return Study(
-        "two_arms", Scale(Dataset(str(root)), ["encoder.name=resnet18"]), root / "runs" / "small",
-        pretrain={"peclr": Arm()},
-        measured={"ours": Arm(start="peclr"), "scratch": Arm(["encoder.weights=random"])},
-        compare=[Claim("ours", "scratch", "pa_epe_cm"), Claim("ours", "scratch", "auc", percent=5)],
-        seeds=seeds, pretrain_seeds=pretrain_seeds,
-    )  # fmt: skip
-
-
-def write_network(run_folder: Path) -> None:
-    (run_folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    write_checkpoint(run_folder / "checkpoints" / "step_000000001.pt", 1, {})
-
-
-def errors_of(network: Path, overrides: list[str]) -> Arrays:
-    folder = network.parents[1]
-    error = np.full((HANDS, 21), 1.0 + 0.01 * int(folder.parent.name[-1]) - (0.2 if "ours" in folder.name else 0.0))
-    return {"pa_epe_cm": error, "epe_px": error, "auc": 1 - error / 5, "groups": np.arange(HANDS)}
-
-
-def test_rows_are_recorded_once_and_the_tables_are_made_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In place of training, an empty network is written; errors are made up."""
     for name in ("pretrain", "finetune"):
-        monkeypatch.setattr(study_module, name, lambda config, resume: write_network(Path(config.run.out)))
-    monkeypatch.setattr(measure, "measure_errors", errors_of)
-    monkeypatch.setattr(measure, "load_pose_run", lambda path: path)
-    for module in (run, measure):
-        monkeypatch.setattr(module, "measure_constants", lambda *overrides: {"rigid_pose": {"pa_epe_cm": 0.9}})
-    study, record = study_of(tmp_path, (0, 1, 2, 3), pretrain_seeds=2), tmp_path / "rows.jsonl"
-    text = run_and_record(study, record)
+        monkeypatch.setattr(study, name, train)
+    for module in (study, measure):
+        monkeypatch.setattr(module, "measure_constants", lambda on: CONSTANTS)
+    monkeypatch.setattr(study, "make_dataset", lambda **options: None)
+    monkeypatch.setattr(Measured, "read", errors)
+    return trained
+
+
+def run(function: Any, scale: Scale, configs: Configs, **options: Any) -> Study:
+    """Call a study as the command does."""
+    made = Study(function.__name__, scale, **options)
+    before = len(configs)
+    function(made)
+    assert len(configs) == before, "a plan trains nothing"
+    made.begin()
+    function(made)
+    return made
+
+
+def test_every_study_trains_what_it_compares(configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two runs of a study are the same; networks start from ImageNet, random numbers or what was trained before."""
+    monkeypatch.chdir(tmp_path)  # for the lock of the hands
+    shared: Configs = {}
+    computed = 0
+    for name, function, scale in STUDIES:
+        configs.clear()
+        made = run(function, scale, configs, seeds=[0])
+        assert scale.folder.name == name
+        for number, config in enumerate(configs.values()):
+            assert config.encoder.weights in {"random", "imagenet", *[*configs][:number]}
+        texts = {repr(config).replace(repr(out), "") for out, config in configs.items()}
+        assert len(texts) == len(configs) or scale is card.TOY  # where both shares of the labels are one
+        assert all(shared.setdefault(out, config) == config for out, config in configs.items())
+        published = {row["arm"]: row["published"] for row in made.rows if row["kind"] == "arm"}
+        assert published.keys() == made.arms.keys()
+        for row in made.rows:
+            if row["kind"] == "comparison":
+                better, than = row["better"], row["than"]
+                assert better != than
+                assert made.arms[better] == made.arms[than]
+                figures = [published[arm].get(row["metric"], math.nan) for arm in (better, than)]
+                percent = 100 * abs(figures[0] - figures[1]) / max(figures)  # of a larger error, or a larger AUC
+                if row["published_percent"] is not None and not math.isnan(percent):
+                    assert percent == pytest.approx(row["published_percent"], abs=0.1)
+                    computed += 1
+    assert computed == 12, "percentages follow from the published figures"
+
+
+def test_pre_training_is_as_shipped(configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the card but for data, weights at the start, and what is saved and probed; and on two sources."""
+    monkeypatch.chdir(tmp_path)
+    run(card.card, card.CARD, configs)
+    for arm in ("peclr", "simclr"):
+        files = [Path(f"configs/{arm}_rn50.toml"), Path("configs/cards/h100.toml")]
+        shipped = load_config(Config, files, ["encoder.weights=random"])
+        made = configs[f"runs/studies/card/paper/seed_0/pretrain_{arm}"]
+        assert replace(made, run=shipped.run, data=shipped.data, probe=shipped.probe) == shipped
+    configs.clear()
+    run(figure_7.label_fractions, figure_7.RN152, configs)
+    both = load_config(Config, [Path("configs/peclr_rn152.toml"), Path("configs/both_datasets.toml")], [])
+    two = configs["runs/studies/pose/paper/seed_0/pretrain_two"]
+    assert replace(two, run=both.run) == both
+
+
+def two_arms(made: Study) -> None:
+    """Four seeds from two pre-trainings, and on other images too."""
+    for seed in made.seeds or (0, 1, 2, 3):
+        start = made.pretrain("peclr", seed % 2)
+        made.finetune("ours", seed, start=start, published={"auc": 0.5}, maps=True)
+        made.finetune("elsewhere", seed, start=start, network="ours", on=(*made.scale.held_out, "data.split=all"))
+        made.finetune("scratch", seed)
+    made.compare(Claim("ours", "scratch", "pa_epe_cm"), Claim("ours", "scratch", "auc", percent=5))
+
+
+def test_rows_are_recorded_once_and_the_tables_are_made_of_them(configs: Configs, tmp_path: Path) -> None:
+    record = tmp_path / "rows.jsonl"
+    scale = Scale(tmp_path / "small", ("encoder.weights=random",), (), (f"data.root={tmp_path}",))
+    options = {"only": ["ours", "scratch"], "record": record}
+    made = run(two_arms, scale, configs, **options)
     recorded = [json.loads(line) for line in record.read_text().splitlines()]
-    assert [(row["kind"], row.get("arm"), row.get("seed")) for row in recorded] == [
-        ("constant", None, None),
-        *(("pretrain", "peclr", 0), ("arm", "ours", 0), ("arm", "scratch", 0)),
-        *(("pretrain", "peclr", 1), ("arm", "ours", 1), ("arm", "scratch", 1)),
-        *((("arm", name, seed)) for seed in (2, 3) for name in ("ours", "scratch")),
-        *[("comparison", None, None)] * 2,
+    measured = ("arm", "map", "arm")
+    assert [(row["kind"], row.get("seed")) for row in recorded] == [
+        ("constant", None), ("pretrain", 0), *((kind, 0) for kind in measured), ("pretrain", 1),
+        *((kind, seed) for seed in (1, 2, 3) for kind in measured), ("comparison", None), ("comparison", None),
     ]  # fmt: skip
-    assert recorded[2]["pa_epe_cm"] == pytest.approx(0.8)
-    assert [row["set"][-1] for row in recorded if row.get("arm") == "ours"] == [
-        f"encoder.weights={tmp_path}/runs/small/seed_{seed % 2}/pretrain_peclr" for seed in range(4)
+    assert recorded[1]["probe_epe_px"] == [40.0]
+    assert [row["kind"] for row in made.rows].count("pretrain") == 2
+    assert [row["set"][-1] for row in recorded if row.get("arm") == "ours" and row["kind"] == "arm"] == [
+        f"encoder.weights={tmp_path}/small/seed_{seed % 2}/pretrain_peclr" for seed in range(4)
     ]
-    assert run_and_record(study, record) == text
+    text = command.tables_of(made.rows)
+    assert command.tables_of(run(two_arms, scale, configs, **options).rows) == text
+    run(two_arms, scale, configs, seeds=[0, 2], **options)  # of one pre-training
     assert len(record.read_text().splitlines()) == len(recorded)
     lines = [re.sub(" +", " ", line) for line in text.splitlines()]
-    assert "| ours | 0.815 (0.800 to 0.830) | 0.837 (0.834 to 0.840) | 0.815 (0.800 to 0.830) |" in lines
-    assert any(line.startswith(f"| rigid pose, {tmp_path} | 0.900 ") for line in lines)
+    assert any(line.startswith("| ours | 0.815 (0.800 to 0.830) | 0.837 (0.834 to 0.840) | ") for line in lines)
+    assert any(" 0.837 (0.834 to 0.840); 0.5 |" in line for line in lines)
+    assert any(line.startswith(f"| rigid_pose, {tmp_path} | 0.900 ") for line in lines)
     # of 1.015 cm, which is worse than the constant; and 0.04 of an AUC of 0.837
     assert "| ours minus scratch | PA-EPE, cm | -0.200 | -0.200 to -0.200 | +19.7 % | - | no |" in lines
     assert "| ours minus scratch | AUC | +0.040 | +0.040 to +0.040 | +4.8 % | 5 | - |" in lines
 
 
-def compared(
-    ours: Sequence[float], hands: npt.NDArray[np.float64] | None = None, pretrain_seeds: int | None = None
-) -> Row:
-    """Errors of 1 without pre-training; with it, another one for each seed, to which that of a hand (N,) is added."""
-    of_hand = np.zeros(HANDS) if hands is None else hands
-    groups = np.arange(len(of_hand)) // 4  # four images of a hand
-
-    def measured(study: Study, seed: int, name: str) -> Arrays:
-        table = np.ones((len(of_hand), 21))
-        return {"pa_epe_cm": table + ours[seed] + of_hand[:, None] if name == "ours" else table, "groups": groups}
-
-    study = study_of(Path("data"), range(len(ours)), pretrain_seeds)
-    with patch.object(measure, "measured", measured), patch.object(measure, "measure_constants", return_value={}):
-        return compare(study, study.compare[0])
+def test_under_torchrun_it_only_pre_trains(configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "described_ranks", lambda: Ranks(world_size=2))
+    scale = Scale(tmp_path / "small", ("encoder.weights=random",), (), (f"data.root={tmp_path}",))
+    made = run(two_arms, scale, configs, seeds=[0])
+    assert [row["kind"] for row in made.rows] == ["constant", "constant", "pretrain"]
 
 
-def test_seeds_that_start_from_one_pretraining_count_as_one() -> None:
-    """Three pre-trainings with means of -0.2, -0.2 and -0.2; and four times the same three differences."""
-    outcome = compared([-0.1, -0.2, -0.3, -0.3, -0.2, -0.1, -0.2, -0.2, -0.2], pretrain_seeds=3)
-    assert (outcome["low"], outcome["high"]) == pytest.approx((-0.2, -0.2))
-    three, more = compared([-0.1, -0.2, -0.3]), compared([-0.1, -0.2, -0.3] * 4, pretrain_seeds=3)
-    assert (more["low"], more["high"]) == pytest.approx((three["low"], three["high"]))
+TINY = (
+    "geometry.side_px=16", "encoder.name=resnet18", "encoder.weights=random", "train.batch=4", "train.micro_batch=4",
+    "train.epochs=1", "train.threads=1", "pipelines.threads=1", "train.device=cpu", "run.tensorboard=false",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("share_of_seeds", [0.0, 0.5, 1.0])
-def test_the_interval_holds_the_truth_as_often_as_it_says(share_of_seeds: float) -> None:
-    """Two seeds, and errors of a hand that all seeds share. The true difference is 0."""
-    rng, hits = np.random.default_rng(1), 0
-    for _ in range(trials := 100):
-        seeds = rng.normal(size=2) * share_of_seeds
-        hands = rng.normal(size=20) * (20 * (1 - share_of_seeds**2) / 2) ** 0.5
-        outcome = compared(seeds.tolist(), hands.repeat(4))
-        hits += outcome["low"] <= 0 <= outcome["high"]
-    assert 0.88 * trials <= hits <= 0.99 * trials
-
-
-@pytest.fixture(scope="module")
-def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("hands")
-    tiny_hands.write_hands(root, poses=8)
-    with narrow_resnet18(), patch("peclr_dali.train.trainer.save_views"):
-        yield root
-
-
-def toy(study: Study, hands: Path, folder: Path, names: Sequence[str]) -> Study:
-    """Some arms of a study at toy size."""
-    data = Dataset(str(hands), held_out=("data.split=all",))
-
-    def small(arm: Arm) -> Arm:
-        kept = [key for key in arm.keys if not key.startswith("train.epochs")]
-        return replace(arm, keys=kept, data=(data,) * len(arm.data), on=arm.on and data)
-
-    some = study.only(names)
-    return replace(
-        some,
-        at=Scale(data, TOY, TOY),
-        folder=folder / "small",
-        pretrain={name: small(arm) for name, arm in some.pretrain.items()},
-        measured={name: small(arm) for name, arm in some.measured.items()},
-    )
-
-
-@pytest.mark.parametrize(
-    ("study", "names", "seeds"),
-    [
-        (table_1.compositions("small"), ("peclr", "simclr"), (0, 1)),
-        (tables_2_3.cross_domain(), ("rn152_peclr_on_second", "rn152_on_second"), (0,)),
-        (other_datasets.equivariance("small"), ("peclr", "simclr"), (0,)),
-    ],
-    ids=lambda value: value.name if isinstance(value, Study) else None,
-)
-def test_each_way_through_a_study_runs_at_toy_size(
-    study: Study,
-    names: Sequence[str],
-    seeds: Sequence[int],
-    hands: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(measure, "ANGLES_DEG", np.linspace(-80, 80, 2))
-    monkeypatch.setattr(measure, "SHIFTS_PX", np.linspace(-25, 25, 2))
-    some, record = replace(toy(study, hands, tmp_path, names), seeds=seeds), tmp_path / "rows.jsonl"
-    text = run_and_record(some, record)
-    rows = [json.loads(line) for line in record.read_text().splitlines()]
-    compared = [row["differences"] for row in rows if row["kind"] == "comparison"]
-    assert len(compared) == (len(some.compare) if len(seeds) > 1 else 0)  # one seed supports no claim
-    assert np.isfinite(compared).all()
-    assert {row["arm"] for row in rows if row["kind"] == ("map" if study.maps else "arm")} >= set(names)
-    assert ("rotated, px of 128" in text) == study.maps
-    recorded = record.read_text()
-    assert run_and_record(some, record) == text
-    assert record.read_text() == recorded
-
-
-def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["figure_7", *arguments])
-    with pytest.raises(SystemExit) as leaving:
-        run.main(figure_7.STUDIES)
+def called(*arguments: str) -> int:
+    """Run the command of a file with one study; the exit code."""
+    folder = Path("runs/small")
+    on = ("data.root=hands", "data.split=val")
+    hands = {"out": Path("hands"), "poses": 8, "seed": 0, "scenes": 2}
+    scale = Scale(folder, ("data.root=hands",), ("data.root=hands",), on, hands=hands)
+    with patch("sys.argv", ["study", *arguments]), pytest.raises(SystemExit) as leaving:
+        command.main({"small": {two_arms: scale}})
     return int(leaving.value.code or 0)
 
 
-def test_the_command_lists_its_runs_and_names_mistakes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_study_runs_and_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of_arm = ["--scale", "paper", "--study", "label_fractions", "--arm", "two_010"]
-    settings = ["--seeds", "3", "-c", "configs/cards/h100.toml", "--set", "run.keep=2"]
-    assert called(monkeypatch, *of_arm, *settings, "--list") == 0
-    pretraining, finetuning = capsys.readouterr().out.splitlines()
-    assert pretraining.startswith(
-        "torchrun --standalone --nproc-per-node=8 -m peclr_dali pretrain -c configs/peclr_rn152.toml "
-    )
-    assert "-c configs/cards/h100.toml" in pretraining
-    assert "--set data.1.root=data/youtube3d --set data.1.source=youtube3d" in pretraining
-    assert "--set run.seed=3" in finetuning
-    assert pretraining.count("--set run.keep=2") == finetuning.count("--set run.keep=2") == 1
-    for wrong, message in (
-        (["--arm", "two"], "there is no arm 'two'; expected one of scratch_005, "),
-        (["--arm", "scratch_010", "--set", "optim.rate=1", "--list"], "unknown key optim.rate"),
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(equivariance_maps, "ANGLES_DEG", np.linspace(-80, 80, 2))
+    monkeypatch.setattr(equivariance_maps, "SHIFTS_PX", np.linspace(-25, 25, 2))
+    arguments = ["--seeds", "0,1", "--record", "rows.jsonl", *as_options(TINY)]
+    with narrow_resnet18(), patch("peclr_dali.train.trainer.save_views"):
+        assert called(*arguments) == 0
+        text, recorded = capsys.readouterr().out, Path("rows.jsonl").read_text()
+        with patch.object(measure, "measure_network", side_effect=AssertionError("it is measured already")):
+            assert called(*arguments) == 0
+    assert capsys.readouterr().out == text
+    assert Path("rows.jsonl").read_text() == recorded
+    rows = [json.loads(line) for line in recorded.splitlines()]
+    assert [row["differences"] for row in rows if row["kind"] == "comparison"] != []
+    assert np.isfinite([row["epe_px"] for row in rows if row["kind"] == "arm"]).all()
+    errors = {(row["arm"], row["seed"]): row["epe_px"] for row in rows if row["kind"] == "arm"}
+    assert len(set(errors.values())) == 6
+    assert "rotated, px of 128" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arm", "our"], "there is no arm 'our'; expected one of ours, elsewhere, scratch"),
+        (["--set", "optim.clip=true"], "unknown key optim.clip"),  # not of the second kind of run
         (["--seeds", "1,x"], "'x' is not a valid integer"),
-    ):
-        assert called(monkeypatch, *wrong) == 2
-        assert message in capsys.readouterr().err
+    ],
+)
+def test_a_mistake_ends_the_command_before_any_work(
+    arguments: list[str],
+    message: str,
+    configs: Configs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert called(*arguments) == 2
+    assert message in capsys.readouterr().err
+    assert configs == {}

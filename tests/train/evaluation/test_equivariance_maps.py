@@ -10,20 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peclr_dali.bench.studies import measure
-from peclr_dali.bench.studies.measure import Arrays, measure_maps
 from peclr_dali.models.pose import PoseOutput
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
+from peclr_dali.train.evaluation import equivariance_maps as maps_module
+from peclr_dali.train.evaluation.equivariance_maps import equivariance_maps
+from peclr_dali.train.pose.labels import labels_to_learn
+from peclr_dali.train.pose.metrics import Floats
 from peclr_dali.train.pose.pose_run import PoseRun
 from tests.train import tiny_hands
 
 
 @pytest.fixture(autouse=True)
 def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "ANGLES_DEG", np.linspace(-80, 80, 5))
-    monkeypatch.setattr(measure, "SHIFTS_PX", np.linspace(-25, 25, 3))
+    monkeypatch.setattr(maps_module, "ANGLES_DEG", np.linspace(-80, 80, 5))
+    monkeypatch.setattr(maps_module, "SHIFTS_PX", np.linspace(-25, 25, 3))
 
 
 class Known(nn.Module):
@@ -67,9 +69,11 @@ def config_of(blobs: Path) -> FinetuneConfig:
     return load_config(FinetuneConfig, [], overrides)
 
 
-def maps_of(blobs: Path, *, finds: bool) -> Arrays:
+def maps_of(blobs: Path, *, finds: bool) -> dict[str, Floats]:
     network: Any = Known(finds=finds)
-    return measure_maps(PoseRun(Path("run"), 1, config_of(blobs), network, True), ["data.split=all"])
+    config = config_of(blobs)
+    index = load_index(config.data)
+    return equivariance_maps(PoseRun(Path("run"), 1, config, network, True), config, index, labels_to_learn(index))
 
 
 def test_a_network_that_follows_the_picture_has_no_error(blobs: Path) -> None:
