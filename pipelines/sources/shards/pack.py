@@ -148,8 +148,8 @@ def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -
     Raises:
         UserError: there are none with images, one cannot be read, or the index cannot be written.
     """
-    tars = sorted(folder.rglob("*.tar"))
-    if compressed := sorted(file.name for file in folder.rglob("*.t*") if _COMPRESSED.search(file.name)):
+    tars = sorted(folder.rglob("*.[tT][aA][rR]"))
+    if compressed := sorted(file.name for file in folder.rglob("*.[tT]*") if _COMPRESSED.search(file.name)):
         log.warning("%d compressed archives are left out, such as %s: unpack them", len(compressed), compressed[0])
     places = list[Place]()
     for number, tar in enumerate(tars):

@@ -248,13 +248,60 @@ def test_damage_is_one_line(name: str, damaged: Any, message: str, copy: Path) -
         load_index(DataConfig("shards", str(copy)))
 
 
-def test_a_cut_tar_file_of_another_program_is_one_line(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (copy / INDEX_FILE).unlink()
-    tar = copy / "shard-000002.tar"
-    tar.write_bytes(tar.read_bytes()[:1000])
-    assert run_cli("pack", "--index", str(copy)) == 2
-    assert "shard-000002.tar cannot be read as a tar file" in capsys.readouterr().err
-    assert not (copy / INDEX_FILE).exists()
+def write_tar(file: Path, members: dict[str, bytes], kind: bytes = tarfile.REGTYPE) -> None:
+    """Members of up to 512 bytes, 1,024 with their headers; `kind` is that of the last one."""
+    with tarfile.open(file, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            if name == list(members)[-1]:
+                member.type, member.linkname = kind, "0.jpg"
+            tar.addfile(member, io.BytesIO(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "byte", "images"),
+    [
+        (lambda data: data[:1100], 1024, 1),  # in the second header
+        (lambda data: data[:2600], 2600, 3),  # in the third image
+        (lambda data: data[:6144], 6144, 6),  # before the end
+        (lambda data: data[:2070] + b"\1" + data[2071:], 2048, 2),  # in the third header
+        (lambda data: data[:2048] + bytes(1024) + data[3072:4096] + bytes(6144), 4096, 3),
+        (lambda data: data[:2048] + bytes(30_000), 2048, 2),
+        (lambda data: data + b"x", 10_240, 6),
+        (lambda data: data + data[:2070] + b"\1" + data[2071:], 12_288, 6),
+        (lambda data: b"", 0, 0),
+    ],
+)
+def test_a_tar_file_that_does_not_end_as_one_is_one_line(damage: Any, byte: int, images: int, tmp_path: Path) -> None:
+    """So that no image is lost without a word."""
+    tar = tmp_path / "a.tar"
+    write_tar(tar, {f"{row}.jpg": b"image" for row in range(6)})
+    tar.write_bytes(damage(tar.read_bytes()))
+    with one_line("a.tar cannot be read as a tar file", f"at byte {byte}, after {images} images"):
+        index_tars(tmp_path)
+    assert not (tmp_path / INDEX_FILE).exists()
+
+
+def test_joined_tar_files_hard_links_and_names_that_come_twice(tmp_path: Path) -> None:
+    """The later image of a name counts, as where tar unpacks both."""
+    write_tar(tmp_path / "a.TAR", {"0.jpg": b"old", "1.jpg": b""}, tarfile.LNKTYPE)
+    first = (tmp_path / "a.TAR").read_bytes()
+    write_tar(tmp_path / "a.TAR", {"2.jpg": b"two", "0.jpg": b"new"})
+    (tmp_path / "a.TAR").write_bytes(first + (tmp_path / "a.TAR").read_bytes())
+    assert index_tars(tmp_path).samples == 3
+    index = load_index(DataConfig("shards", str(tmp_path)))
+    assert dict(zip(index.paths, index.read_many(range(3)), strict=True)) == {
+        "a.TAR/0.jpg": b"new", "a.TAR/1.jpg": b"old", "a.TAR/2.jpg": b"two"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("members", [{"1.jpg": b""}, {"0.jpg": b"", "1.jpg": b""}])
+def test_images_that_have_no_bytes_of_their_own_are_refused(members: dict[str, bytes], tmp_path: Path) -> None:
+    kind = tarfile.LNKTYPE if len(members) == 1 else tarfile.GNUTYPE_SPARSE
+    write_tar(tmp_path / "a.tar", members, kind)
+    with one_line("1.jpg is a sparse file, or a hard link to none before it, at byte"):
+        index_tars(tmp_path)
 
 
 @pytest.fixture
