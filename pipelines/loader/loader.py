@@ -260,7 +260,7 @@ class Loader:
             if not failing:
                 raise RuntimeError(f"DALI failed on a batch of which every file decodes: positions {chunk.positions}")
             for sample in failing:
-                self.quarantine.add(sample, self._index.path(sample), "its compressed data does not decode")
+                self.quarantine.add(sample, self._index.location(sample), "its compressed data does not decode")
             ((chunk, outputs),) = run_chunks(self._renderers[0].build, iter([self._prepare(chunk.positions)]))
         return chunk, outputs
 

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -43,13 +42,13 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._reasons)
 
-    def add(self, sample: int, path: Path, reason: str) -> None:
+    def add(self, sample: int, location: str, reason: str) -> None:
         """Add a bad sample, and log it if it is new."""
         with self._lock:
             if sample in self._reasons:
                 return
             self._reasons[sample] = reason
-        log.warning("%s cannot be used (%s): another image takes its place", path, reason)
+        log.warning("%s cannot be used (%s): another image takes its place", location, reason)
 
     @property
     def reasons(self) -> dict[int, str]:
@@ -138,7 +137,7 @@ class Reader:
             bad.append(substitute)
         raise UserError(
             f"{self._index.root}: {SUBSTITUTE_ATTEMPTS} images drawn in a row cannot be used, the last of them "
-            f"{self._index.path(bad[-1])} ({self._quarantine.reasons[bad[-1]]}); {len(self._quarantine)} are "
+            f"{self._index.location(bad[-1])} ({self._quarantine.reasons[bad[-1]]}); {len(self._quarantine)} are "
             "known to be bad. 'python cli.py check-data' lists all of them: mend or replace these files."
         )
 
@@ -159,7 +158,7 @@ class Reader:
             return check_image(data)
         except (OSError, BadImage) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            self._quarantine.add(sample, self._index.path(sample), reason)
+            self._quarantine.add(sample, self._index.location(sample), reason)
         return None
 
 

@@ -141,9 +141,9 @@ def check_cameras(index: Index, rows: IntArray, size_px: IntArray) -> None:
     """
     if not len(rows):
         return
-    first, (width, height) = index.path(int(rows[0])), size_px[0].tolist()
+    first, (width, height) = index.location(int(rows[0])), size_px[0].tolist()
     if len(others := np.flatnonzero((size_px != size_px[0]).any(axis=1))):
-        found = f"{index.path(int(rows[others[0]]))} has {' x '.join(map(str, size_px[others[0]]))} pixels"
+        found = f"{index.location(int(rows[others[0]]))} has {' x '.join(map(str, size_px[others[0]]))} pixels"
         raise UserError(f"{found}, and {first} {width} x {height}; expected one size. Unpack the dataset again.")
     cameras, points_px = index.targets.get("K"), index.keypoints_px
     if cameras is None or points_px is None or np.isnan(cameras).all() or np.isnan(points_px).all():

@@ -86,7 +86,7 @@ def fit(run: Path, module: Recorder, *, limit: int) -> bool:
 def test_killed_runs_see_the_samples_of_an_uninterrupted_run(tmp_path: Path, limit: int) -> None:
     """Killed at ten random steps, each time on another number of ranks; every second step writes a checkpoint."""
     (tmp_path / "images").mkdir()
-    images = write_jpegs(tmp_path / "images", STEPS_PER_EPOCH * BATCH + 2).root
+    images = Path(write_jpegs(tmp_path / "images", STEPS_PER_EPOCH * BATCH + 2).root)
     expected, rows = Rows(), Rows()
     assert not fit(tmp_path / "whole", Recorder(images, expected, 0, 1, -1), limit=limit)
     steps = [epoch * STEPS_PER_EPOCH + step for epoch in range(EPOCHS) for step in range(limit)]

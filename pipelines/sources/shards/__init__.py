@@ -31,6 +31,7 @@ def load_shards(config: DataConfig) -> Index:
     if is_address(config.root):
         folder = Folder(config.root)
         tars = parse_index(folder.file(INDEX_FILE), f"{folder.address}/{INDEX_FILE}")
+        folder.require_ranges(INDEX_FILE)
         sizes = folder.sizes(tars.tars.tolist())
         store: Store = RemoteTars(folder, tars)
     else:
@@ -47,7 +48,7 @@ def load_shards(config: DataConfig) -> Index:
     labels = tars.labels
     index = Index(
         name=tars.name,
-        root=Path(config.root),
+        root=config.root if is_address(config.root) else Path(config.root),
         paths=tars.names(),
         box_px=labels.get("box_px", np.tile(np.array(WHOLE_IMAGE, np.float32), (len(tars), 1))),
         keypoints_px=labels.get("keypoints_px"),

@@ -120,7 +120,7 @@ def _write(
             for some in (range(start, min(start + _AT_ONCE, end)) for start in range(first, end, _AT_ONCE)):
                 for row, data in zip(some, pool.map(read, some), strict=True):
                     if isinstance(data, Exception):
-                        left_out[str(index.path(row))] = str(data)
+                        left_out[index.location(row)] = str(data)
                         continue
                     member = tarfile.TarInfo(f"{row:09d}.{_ENDING_OF[data[:1]]}")
                     member.size = len(data)

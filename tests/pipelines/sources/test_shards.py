@@ -6,8 +6,11 @@ import dataclasses
 import io
 import os
 import tarfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.loader.read import Quarantine
 from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import build_order
 from peclr_dali.pipelines.samples.subsets import write_bad_list
 from peclr_dali.pipelines.sources import load_index
@@ -342,6 +346,48 @@ def test_an_address_that_goes_on_failing_is_a_bad_file(bucket: Bucket) -> None:
     assert set(quarantine.reasons) <= set(range(21, 28))
     assert quarantine.reasons
     assert all(not (21 <= sample < 28) for batch in made for sample in batch.samples.flatten().tolist())
+
+
+def test_a_server_that_fails_from_the_start_ends_the_run(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    """After the attempts for one image, of which a line says how many there are and how long they take."""
+    index = load_shards(DataConfig("shards", ADDRESS))
+    bucket.fault = lambda name, number: "500"
+    with one_line("s3://images/packed: no image could be read", "Check the server"):
+        index.read(0)
+    assert [record.message.partition(" cannot be read (")[0] for record in caplog.records] == [f"{ADDRESS}: an image"]
+    assert caplog.messages[0].endswith("such ones are asked for 2 times more, within 0 s")
+    assert bucket.faults["500"] < 10
+
+
+class WholeFiles(SimpleHTTPRequestHandler):
+    """Answers a request for a range with the whole file, or with 503 if the server is `busy`."""
+
+    def do_GET(self) -> None:
+        if "Range" in self.headers and getattr(self.server, "busy", False):
+            self.send_error(503)
+        else:
+            super().do_GET()
+
+    def log_message(self, *arguments: Any) -> None:
+        """Log nothing."""
+
+
+@pytest.mark.parametrize(("busy", "message"), [(False, "gives whole files, not ranges"), (True, "503")])
+def test_a_server_without_ranges_is_one_line_at_the_start(busy: bool, message: str, packed: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(WholeFiles, directory=str(packed)))
+    server.busy = busy  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    with closing(server.socket), one_line(f"http://127.0.0.1:{server.server_port}", message):
+        load_index(DataConfig("shards", f"http://127.0.0.1:{server.server_port}"))
+    server.shutdown()
+
+
+def test_messages_name_the_addresses_of_joined_data(bucket: Bucket, packed: Path) -> None:
+    parts = [load_index(DataConfig("shards", root)) for root in (ADDRESS, str(packed))]
+    joined = join(parts, [1.0, 1.0])
+    assert parts[0].location(0) == joined.location(0) == f"{ADDRESS}/shard-000000.tar/000000000.jpg"
+    assert joined.location(COUNT) == f"{packed}/shard-000000.tar/000000000.jpg"
+    assert joined.root == f"{ADDRESS} + {packed}"
 
 
 def test_an_address_that_cannot_be_read_is_one_line(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
