@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import NT_XENT, EncoderConfig
@@ -42,7 +42,7 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
     """Pre-train an encoder as configured. Under torchrun, every rank calls this. See `Trainer.run`.
 
     A `loss` takes the place of NT-Xent. `loss.name` becomes the function's name or the object's `repr`, so a run is not
-    continued with a loss of another name or other settings.
+    continued with a loss of another name or other settings. A warning tells where these do not show the settings.
 
     Raises:
         UserError: as in `Trainer.run`, or `loss.name` is that of a loss that is not given.
@@ -53,6 +53,17 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
     elif config.loss.name != NT_XENT:
         raise UserError(f"loss.name = {config.loss.name!r}: expected {NT_XENT!r}; `pretrain` of Python takes others")
     return Trainer(config, resume, partial(Pretraining, loss=loss)).run()
+
+
+def has_recorded_settings(loss: Loss) -> bool:
+    """Whether the name or `repr` of a loss shows its settings.
+
+    It does not for closures, methods, and objects or modules without a `__repr__` or `extra_repr` of their own.
+    """
+    shows_nothing = (
+        type(loss).__repr__ is object.__repr__ or getattr(type(loss), "extra_repr", None) is nn.Module.extra_repr
+    )
+    return not (shows_nothing or getattr(loss, "__closure__", None) or hasattr(loss, "__self__"))
 
 
 class Pretraining(Task[ContrastiveNetwork, StepResult]):
@@ -80,6 +91,12 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         self._probe_every = max(1, round(config.probe.every_epochs * steps_per_epoch))
         train = config.train
         super().__init__(config, world, steps_per_epoch, fresh=fresh)
+        if loss is not None and not has_recorded_settings(loss):
+            log.warning(
+                "settings of the loss %s are not recorded, so a resumed run does not notice other ones: give it a "
+                "__repr__ that shows them, as a dataclass has",
+                config.loss.name,
+            )
         recorded = is_recorded(config, world)
         embed = partial(
             embed_views,

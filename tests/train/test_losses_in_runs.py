@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.nt_xent import NTXent
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.pretrain import has_recorded_settings, pretrain
 from tests.train import tiny_run
 from tests.train.narrow import narrow_resnet18
 
@@ -46,6 +48,40 @@ def test_a_loss_of_ones_own_trains(images: Path, tmp_path: Path) -> None:
         pretrain(other, loss=NTXent(temperature=0.5))
         with pytest.raises(UserError, match=r"was 'NTXent\(temperature=0.5\)', is now 'NTXent\(temperature=5.0\)'"):
             pretrain(other, "auto", loss=NTXent(temperature=5.0))
+
+
+class Scaled(nn.Module):
+    """A distance with a setting that its `repr` does not show."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        return distance(embeddings) * self.weight
+
+
+def scaled(weight: float) -> Callable[[Tensor], Tensor]:
+    return lambda embeddings: distance(embeddings) * weight
+
+
+class Plain:
+    def __call__(self, embeddings: Tensor) -> Tensor:
+        return distance(embeddings)
+
+
+def test_a_loss_whose_settings_are_not_recorded_is_told_once(
+    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for loss in (Scaled(0.5), scaled(0.5), Scaled(0.5).forward, Plain()):
+        assert not has_recorded_settings(loss)
+    for loss in (distance, NTXent(temperature=0.5), partial(distance)):
+        assert has_recorded_settings(loss)
+    config = load_config(Config, [], tiny_run.settings(images, tmp_path / "run", "train.epochs=1"))
+    with narrow_resnet18():
+        pretrain(config, loss=Scaled(0.5))
+    told = [message for message in caplog.messages if "settings of the loss Scaled() are not recorded" in message]
+    assert len(told) == 1
 
 
 def test_a_row_of_metrics_waits_twice(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
