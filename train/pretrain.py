@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,9 +61,8 @@ def has_recorded_settings(loss: Loss) -> bool:
 
     It does not for closures, methods, and objects or modules without a `__repr__` or `extra_repr` of their own.
     """
-    shows_nothing = (
-        type(loss).__repr__ is object.__repr__ or getattr(type(loss), "extra_repr", None) is nn.Module.extra_repr
-    )
+    kind: Any = type(loss)
+    shows_nothing = kind.__repr__ is object.__repr__ or getattr(kind, "extra_repr", None) is nn.Module.extra_repr
     return not (shows_nothing or getattr(loss, "__closure__", None) or hasattr(loss, "__self__"))
 
 

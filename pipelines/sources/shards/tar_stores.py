@@ -75,7 +75,7 @@ class RemoteTars(Store):
             if errors and not self._has_failed:
                 self._has_failed = True
                 log.warning(
-                    "%s: an image cannot be read (%s); such ones are asked for %d times more, within %g s",
+                    "%s: an image cannot be read (%s); it is asked for %d times more within %g s, as are later ones",
                     self._folder.address, errors[0], len(_WAITS_S) - 1, sum(_WAITS_S),
                 )  # fmt: skip
             left = [row for row in left if isinstance(read[row], OSError)]
@@ -105,46 +105,42 @@ class Folder:
     """A folder at an address, such as s3://bucket/folder. The environment has credentials and endpoints.
 
     Raises:
-        UserError: no installed package reads such an address; as its methods, if something cannot be read.
+        UserError: in all methods but `ranges`, something cannot be read, as without the package for such addresses.
     """
 
     def __init__(self, address: str) -> None:
         from fsspec.core import url_to_fs  # takes a while to be imported
 
         self.address = address.rstrip("/")
-        try:
-            self._system, self._path = url_to_fs(self.address)
-        except (ImportError, ValueError) as error:
-            raise UserError(
-                f"data.root = {address!r} cannot be opened ({in_one_line(error, 200)}). For s3://, "
-                "\"pip install '.[s3]'\" in the checkout; for others see fsspec's documentation"
-            ) from error
+        self._system, self._path = self._try(self.address, lambda: url_to_fs(self.address))
 
     def file(self, name: str) -> bytes:
         """The content of a file."""
-        return self._try(name, lambda: bytes(self._system.cat_file(f"{self._path}/{name}")))
+        return self._try(f"{self.address}/{name}", lambda: bytes(self._system.cat_file(f"{self._path}/{name}")))
 
     def require_ranges(self, name: str) -> None:
         """Raise a `UserError` if the server answers a request for a range of a file with all of it."""
-        first = self._try(name, lambda: self._system.cat_file(f"{self._path}/{name}", start=0, end=1))
+        place = f"{self._path}/{name}"
+        first = self._try(f"{self.address}/{name}", lambda: self._system.cat_file(place, start=0, end=1))
         if len(first) != 1:
             raise UserError(
-                f"{self.address}: the server gives whole files, not ranges of them: copy the folder to a disk, or use "
+                f"{self.address}: the server gives whole files, not ranges of them. Copy the folder to a disk, or use "
                 "a server that answers requests for ranges"
             )
 
     def sizes(self, names: Sequence[str]) -> list[int]:
         """The sizes of files."""
         paths = [f"{self._path}/{name}" for name in names]
-        return self._try("*.tar", lambda: [int(size) for size in self._system.sizes(paths)])
+        return self._try(f"{self.address}/*.tar", lambda: [int(size) for size in self._system.sizes(paths)])
 
-    def _try(self, name: str, read: Callable[[], T]) -> T:
+    def _try(self, place: str, read: Callable[[], T]) -> T:
         try:
             return read()
         except Exception as error:  # of many libraries
             raise UserError(
-                f"{self.address}/{name} cannot be read ({type(error).__name__}: {in_one_line(error, 200)}). Check "
-                "data.root, the network, and the credentials in the environment"
+                f"{place} cannot be read ({type(error).__name__}: {in_one_line(error, 200)}). Check data.root, the "
+                "network, the credentials in the environment, and that fsspec's package for such addresses is "
+                "installed: for s3:// by \"pip install '.[s3]'\" in the checkout"
             ) from error
 
     def ranges(self, places: Sequence[tuple[str, int, int]]) -> list[Any]:
