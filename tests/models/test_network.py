@@ -48,12 +48,20 @@ def test_autocast_gets_the_rounded_float32_in_one_pass(dtype: torch.dtype, layou
     assert torch.equal(rounded, normalize(pixels).to(dtype))
 
 
-def test_pixels_in_another_unit_are_named() -> None:
-    pixels = every_pixel(torch.contiguous_format)
-    with pytest.raises(TypeError, match=r"image is of torch.float32, expected uint8 .*: leave out '/ 255'"):
-        Normalize()(pixels / 255)
-    with pytest.raises(TypeError, match=r"image is of torch.uint8, expected floats: divide by 255"):
-        make_encoder("resnet18")(pixels)
+@pytest.mark.parametrize(
+    ("module", "pixels", "message"),
+    [
+        (
+            Normalize(),
+            every_pixel(LAYOUTS[0]) / 255,
+            r"image is of torch.float32, expected uint8 .*: leave out '/ 255'",
+        ),
+        (make_encoder("resnet18"), every_pixel(LAYOUTS[0]), "image is of torch.uint8, expected floats: divide by 255"),
+    ],
+)
+def test_pixels_in_another_unit_are_named(module: nn.Module, pixels: torch.Tensor, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        module(pixels)
 
 
 def test_the_projection_head_is_the_authors() -> None:
