@@ -54,7 +54,7 @@ def test_autocast_gets_the_rounded_float32_in_one_pass(dtype: torch.dtype, layou
         (
             Normalize(),
             every_pixel(LAYOUTS[0]) / 255,
-            r"image is of torch.float32, expected uint8 .*: leave out '/ 255'",
+            r"of torch.float32, expected uint8 .*: leave out '/ 255'",
         ),
         (make_encoder("resnet18"), every_pixel(LAYOUTS[0]), "image is of torch.uint8, expected floats: divide by 255"),
     ],
