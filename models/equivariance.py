@@ -79,13 +79,15 @@ def undo_view(
 
     Raises:
         TypeError: a tensor is none, or not of floats; a number is none.
-        ValueError: D is odd, the shapes or devices do not fit, there is no such `variant` or `range_`, or "direct"
-            lacks `output_side_px`.
+        ValueError: D is odd, the shapes or devices do not fit, `matrix` is on a CPU and not finite, there is no such
+            `variant` or `range_`, or "direct" lacks `output_side_px`.
     """
     require_floats("projection", projection, ("N", "D"))
     if projection.shape[1] % 2:
         raise ValueError(f"projection has shape {tuple(projection.shape)}, expected (N, D) with D even")
     require_floats("matrix", matrix, (len(projection), 2, 3), like=projection)
+    if matrix.device.type == "cpu" and not matrix.isfinite().all():  # a GPU would have to be waited for
+        raise ValueError("matrix has NaN or infinity: a view's matrix is finite")
     for name, value, known in (("variant", variant, get_args(Variant)), ("range_", range_, get_args(Extent))):
         if value not in known:
             raise ValueError(f"{name} = {value!r}: expected one of {', '.join(known)}")

@@ -34,7 +34,12 @@ class Normalize(nn.Module):
 
         The result has the parameters' dtype. Under autocast it has autocast's 16-bit type, to which the first layer
         would round anyway.
+
+        Raises:
+            TypeError: the pixels are not uint8, such as those that are divided by 255 already.
         """
+        if image.dtype != torch.uint8:
+            raise TypeError(f"image is of {image.dtype}, expected uint8 as the loader gives it: leave out '/ 255'")
         device, knows_autocast = image.device.type, torch.amp.autocast_mode.is_autocast_available  # not "meta"
         if torch.compiler.is_compiling() or not (knows_autocast(device) and torch.is_autocast_enabled(device)):
             return image.to(self.scale.dtype) * self.scale + self.shift  # compiled, it is one pass too

@@ -79,6 +79,12 @@ def normalize_keypoints(keypoints_px: Tensor, intrinsics: Tensor) -> Tensor:
     return torch.stack([(fy * x - skew * y) / determinant, (fx * y - sheer * x) / determinant], dim=2)
 
 
+def is_mirrored(intrinsics: Tensor) -> Tensor:
+    """Which views show their sources in a mirror: (N, 3, 3) intrinsics -> (N,) bool, true where K' has det < 0."""
+    determinant = intrinsics[:, 0, 0] * intrinsics[:, 1, 1] - intrinsics[:, 0, 1] * intrinsics[:, 1, 0]
+    return determinant < 0
+
+
 def project(joints: Tensor, intrinsics: Tensor) -> Tensor:
     """Project points (N, J, 3) in the camera's frame, in any unit, to pixels (N, J, 2) by intrinsics (N, 3, 3)."""
     homogeneous = joints @ intrinsics.mT
@@ -135,7 +141,7 @@ class RootRefinement(nn.Module):
         self.zroot_ref = nn.Sequential(*layers, nn.Linear(128, 1))
 
     def forward(self, normalized: Tensor, relative_depth: Tensor, root_depth: Tensor) -> Tensor:
-        """(N, K, 2), (N, K), (N,) -> (N,), the correction."""
+        """(N, K, 2), (N, K), (N,) -> (N,), the correction; the X of mirrored views is negated."""
         features = torch.cat([relative_depth, normalized.flatten(1), root_depth[:, None]], dim=1)  # (N, 3 K + 1)
         correction: Tensor = self.zroot_ref(features)
         return correction.squeeze(1)
@@ -201,7 +207,10 @@ class PoseNetwork(nn.Module):
         solved = solve_root_depth(normalized, relative_depth, HAND.reference_bone, least_discriminant=_FLOOR).detach()
         root_depth = unrefined = solved.clamp(*ROOT_DEPTH_RANGE)
         if self.refinement is not None:
-            root_depth = unrefined + self.refinement(normalized, relative_depth, unrefined)
+            # The refinement sees what the encoder sees: the mirrored hand, if the view is mirrored.
+            seen_x = torch.where(is_mirrored(intrinsics)[:, None], -normalized[..., 0], normalized[..., 0])  # (N, K)
+            seen = torch.stack([seen_x, normalized[..., 1]], dim=2)  # (N, K, 2)
+            root_depth = unrefined + self.refinement(seen, relative_depth, unrefined)
         joints = back_project(normalized, relative_depth + root_depth[:, None])
         if self.config.first_keypoint == "palm":  # halfway between the wrist and middle_mcp, where the bone begins
             wrist = 2 * joints[:, :1] - joints[:, HAND.reference_bone[0]][:, None]  # as in the authors' test code

@@ -6,9 +6,10 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import NT_XENT
@@ -51,7 +52,8 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
 
     Args:
         loss: takes the place of NT-Xent. `loss.name` becomes the function's name or the object's `repr`, so a run is
-            not continued with a loss of another name or other settings.
+            not continued with a loss of another name or other settings. A warning tells where these do not show the
+            settings.
 
     Returns:
         The folder with metrics, pictures and checkpoints.
@@ -92,11 +94,27 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
 def with_loss_name(config: Config, loss: Loss | None) -> Config:
     """The configuration with the name of the loss that takes the place of NT-Xent, if there is one."""
     if loss is not None:
+        if not has_recorded_settings(loss):
+            log.warning(
+                "settings of the loss %r are not recorded, so a resumed run does not notice other ones: give it a "
+                "__repr__ that shows them, as a dataclass has",
+                loss,
+            )
         name = getattr(loss, "__name__", None) or re.sub(" at 0x[0-9a-f]+", "", repr(loss))
         return replace(config, loss=replace(config.loss, name=name))
     if config.loss.name != NT_XENT:
         raise UserError(f"loss.name = {config.loss.name!r}: expected {NT_XENT!r}; `pretrain` of Python takes others")
     return config
+
+
+def has_recorded_settings(loss: Loss) -> bool:
+    """Whether the name or `repr` of a loss shows its settings.
+
+    It does not for closures, methods, and objects or modules without a `__repr__` or `extra_repr` of their own.
+    """
+    kind: Any = type(loss)
+    shows_nothing = kind.__repr__ is object.__repr__ or getattr(kind, "extra_repr", None) is nn.Module.extra_repr
+    return not (shows_nothing or getattr(loss, "__closure__", None) or hasattr(loss, "__self__"))
 
 
 def pretraining_optimizer(config: Config, network: ContrastiveNetwork) -> torch.optim.Optimizer:

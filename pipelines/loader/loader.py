@@ -179,7 +179,7 @@ class Loader:
             if not images:
                 raise RuntimeError(f"DALI failed on a batch of which every file decodes: positions {chunk.positions}")
             for sample in chunk.samples[images].tolist():
-                self.quarantine.add(sample, self._index.path(sample), "its compressed data does not decode")
+                self.quarantine.add(sample, self._index.location(sample), "its compressed data does not decode")
             ((chunk, outputs),) = run_chunks(self._renderer.build, iter([self._prepare(chunk.positions)]))
         return chunk, outputs
 

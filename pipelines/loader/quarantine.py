@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -22,13 +21,13 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._reasons)
 
-    def add(self, sample: int, path: Path, reason: str) -> None:
+    def add(self, sample: int, location: str, reason: str) -> None:
         """Add a bad sample, and log it if it is new."""
         with self._lock:
             if sample in self._reasons:
                 return
             self._reasons[sample] = reason
-        log.warning("%s cannot be used (%s): another image takes its place", path, reason)
+        log.warning("%s cannot be used (%s): another image takes its place", location, reason)
 
     @property
     def reasons(self) -> dict[int, str]:

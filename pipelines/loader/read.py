@@ -57,7 +57,7 @@ class FileReader:
                 files[sample] = check_image(data)
             except (OSError, BadImage) as error:
                 reason = getattr(error, "strerror", None) or str(error)
-                self.quarantine.add(sample, self.index.path(sample), reason)
+                self.quarantine.add(sample, self.index.location(sample), reason)
         return [None if sample in self.quarantine else files[sample] for sample in samples]
 
 
@@ -101,7 +101,7 @@ class Reader:
         index, quarantine = self.file_reader.index, self.file_reader.quarantine
         raise UserError(
             f"{index.root}: {SUBSTITUTE_ATTEMPTS} images drawn in a row cannot be used, the last of them "
-            f"{index.path(bad[-1])} ({quarantine.reasons[bad[-1]]}); {len(quarantine)} are "
+            f"{index.location(bad[-1])} ({quarantine.reasons[bad[-1]]}); {len(quarantine)} are "
             "known to be bad. 'python cli.py check-data' lists all of them: mend or replace these files."
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
+from peclr_dali.pipelines.config import is_address
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.partners import Partners
 from peclr_dali.skeleton import HAND
@@ -78,7 +79,7 @@ class Index:
 
     Attributes:
         name: name of the source, for messages.
-        root: folder that `paths` are relative to.
+        root: folder that `paths` are relative to, or the text of an address.
         paths: (N,) file names; with a store, the names of its samples.
         box_px: (N, 3) float32, centre x, centre y and side of the square around the hand, in pixels of the image as
             decoded (EXIF orientation applied), corner-based (the centre of the first pixel is 0.5, 0.5). A side of 0
@@ -111,7 +112,7 @@ class Index:
     """
 
     name: str
-    root: Path
+    root: Path | str
     paths: Sequence[str]
     box_px: FloatArray
     keypoints_px: FloatArray | None = None
@@ -188,8 +189,13 @@ class Index:
         )
 
     def path(self, sample: int) -> Path:
-        """Full path of one sample."""
-        return self.root / self.paths[sample]
+        """Full path of one sample's file."""
+        return Path(self.root) / self.paths[sample]
+
+    def location(self, sample: int) -> str:
+        """Full path or address of one sample, for messages."""
+        name = self.paths[sample]
+        return name if is_address(name) else os.path.join(self.root, name)  # noqa: PTH118  Path("s3://a") is "s3:/a"
 
     def read(self, sample: int) -> bytes:
         """Read the bytes of one sample's file; any thread may call it.
@@ -212,9 +218,9 @@ class Index:
         for sample, data in zip(samples, read, strict=True):
             if isinstance(data, OSError) and data.errno not in _FAULTS_OF_A_FILE:
                 raise UserError(
-                    f"{self.path(sample)}: {data.strerror}. This may be an error of the machine, so the image is not "
-                    "replaced. Check memory, disk, network and 'ulimit -n'; a run goes on with --resume auto. If only "
-                    "this file cannot be read, replace or remove it."
+                    f"{self.location(sample)}: {data.strerror}. This may be an error of the machine, so the image is "
+                    "not replaced. Check memory, disk, network and 'ulimit -n'; a run goes on with --resume auto. If "
+                    "only this file cannot be read, replace or remove it."
                 ) from data
         return read
 
@@ -240,6 +246,9 @@ def read_file(path: str) -> bytes:
         if found.st_size > MAX_FILE_BYTES:
             raise OSError(f"{found.st_size >> 20} MiB; only files of up to {MAX_FILE_BYTES >> 20} MiB are read")
         with open(descriptor, "rb", buffering=0, closefd=False) as file:
-            return file.read()
+            data = file.read()
+        if data is None:  # a special file such as /proc/kmsg, which counts as a regular one
+            raise OSError("not readable now")
+        return data
     finally:
         os.close(descriptor)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.config import is_address
 from peclr_dali.pipelines.samples.index import Bytes, Index, SourceRows, Store
 from peclr_dali.pipelines.samples.partners import Partners
 
@@ -30,7 +30,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     counts = [len(index) for index in indices]
     return Index(
         name=" + ".join(index.name for index in indices),
-        root=Path(root),
+        root=root,
         paths=[f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths],
         box_px=np.concatenate([index.box_px for index in indices]),
         keypoints_px=_join_tables([index.keypoints_px for index in indices], counts),
@@ -63,9 +63,10 @@ class _JoinedStore(Store):
 
 
 def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:
-    """The folder that holds all roots, and each root relative to it. If one is an address: "", and the full roots."""
-    if any("://" in root for root in roots):
-        return "", [root if "://" in root else os.path.abspath(root) for root in roots]  # noqa: PTH100
+    """The folder that holds all roots, and each root relative to it; if one is an address, the roots as they are."""
+    if any(is_address(root) for root in roots):
+        full = [root if is_address(root) else os.path.abspath(root) for root in roots]  # noqa: PTH100
+        return " + ".join(full), full
     absolute = [os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay as they are
     common = os.path.commonpath(absolute)
     return common, [os.path.relpath(root, common) for root in absolute]

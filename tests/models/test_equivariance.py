@@ -154,6 +154,12 @@ def test_build_undo_passes_every_setting() -> None:
         assert torch.equal(build_undo(config, output_side_px=64)(projection, matrix, source_to_view), expected)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_matrix_that_is_not_finite_is_named(wrong: float) -> None:
+    with pytest.raises(ValueError, match="matrix has NaN or infinity"):
+        undo_view(torch.ones(2, 4), random_affine(2) + torch.tensor([[0, 0, 0], [0, 0, wrong]]))
+
+
 @pytest.mark.parametrize("side_px", [None, -1, float("nan"), float("inf")])
 def test_shifts_in_pixels_need_a_side(side_px: float | None) -> None:
     with pytest.raises(ValueError, match=f'output_side_px = {side_px}: variant "direct" needs'):

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import scipy.optimize
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,33 +77,8 @@ def test_3d_hands_come_back_from_exact_25d(root: str) -> None:
     error_m = (found_m - joints_m).abs().amax((1, 2)).numpy()
 
     assert error_m[promised].max() < 1e-6
-    share = 1 - promised.mean()
-    print(f"root {root}: {(~promised).sum()} of {HANDS} hands ({share:.2%}) have their reference bone along the ray")
-    assert 0 < share < 0.01
+    assert 0.99 < promised.mean() < 1  # of the others the reference bone lies along the ray
     assert np.median(error_m[~promised]) > 1e-4  # the others are really lost
-
-
-def test_root_depth_equals_a_search_for_the_bones_length() -> None:
-    """An oracle without algebra: bisection on the distance of the two ends, beyond the closest approach."""
-    joints_m, scale_m, k, _ = random_hands(20, seed=1)
-    noise = torch.randn(20, 21, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    depths = relative_depths(joints_m, scale_m, "wrist") + 0.01 * noise
-    normalized = normalize_keypoints(project(joints_m, k), k)
-    found = solve_root_depth(normalized, depths, HAND.reference_bone)
-    n, m = HAND.reference_bone
-    for hand in range(20):
-        rays = np.concatenate([normalized[hand].numpy(), np.ones((21, 1))], axis=1)
-
-        def length(z: float, rays: np.ndarray = rays, hand: int = hand) -> float:
-            ends = [rays[row] * (z + float(depths[hand, row])) for row in (n, m)]
-            return float(np.linalg.norm(ends[0] - ends[1]))
-
-        low, high = float(scipy.optimize.minimize_scalar(length).x), 1e7
-        assert length(low) < 1
-        for _ in range(200):
-            middle = (low + high) / 2
-            low, high = (low, middle) if length(middle) > 1 else (middle, high)
-        assert abs(float(found[hand]) - low) < 1e-6 * max(1, abs(low))
 
 
 @settings(deadline=None, max_examples=50)
@@ -132,8 +106,6 @@ def test_network_turns_a_perfect_head_into_the_true_hand() -> None:
     assert torch.equal(output.root_depth, output.root_depth_unrefined)
     error_m = (output.joints * scale_m[:, None, None] - joints_m).abs().amax((1, 2))
     assert (error_m[usual] < 1e-6).double().mean() > 0.95
-    lengths = (output.joints[:, HAND.reference_bone[0]] - output.joints[:, HAND.reference_bone[1]]).norm(dim=1)
-    torch.testing.assert_close(lengths[error_m < 1e-6], torch.ones_like(lengths[error_m < 1e-6]))
 
 
 def test_root_depth_is_clamped_and_refined_without_gradient_through_it() -> None:

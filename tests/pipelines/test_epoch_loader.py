@@ -44,7 +44,7 @@ FEW_THREADS = PipelinesConfig(threads=2)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """26 pictures: an epoch of 4 batches of 6."""
-    return write_jpegs(tmp_path_factory.mktemp("images"), 26).root
+    return Path(write_jpegs(tmp_path_factory.mktemp("images"), 26).root)
 
 
 @pytest.fixture(autouse=True)

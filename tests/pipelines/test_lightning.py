@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -40,10 +41,11 @@ class Recorder(LightningModule):
     def train_dataloader(self) -> EpochLoader:
         rank, world_size = self.ranks
         small, config = GeometryConfig(side_px=16), PipelinesConfig(threads=2)
-        return make_loader(
+        self.loader = make_loader(
             self.images, batch=BATCH, seed=3, device="cpu", rank=rank, world_size=world_size, geometry=small,
             config=config,
         )  # fmt: skip
+        return self.loader
 
     def training_step(self, batch: Batch, step: int) -> Tensor:
         for row, position in enumerate(batch.positions.tolist()):
@@ -79,6 +81,8 @@ def fit(run: Path, module: Recorder, *, limit: int) -> bool:
         trainer.fit(module, ckpt_path=last if last.exists() else None, weights_only=True)
     except _Killed:
         return True
+    finally:
+        module.loader.close()
     return False
 
 
@@ -86,7 +90,7 @@ def fit(run: Path, module: Recorder, *, limit: int) -> bool:
 def test_killed_runs_see_the_samples_of_an_uninterrupted_run(tmp_path: Path, limit: int) -> None:
     """Killed at ten random steps, each time on another number of ranks; every second step writes a checkpoint."""
     (tmp_path / "images").mkdir()
-    images = write_jpegs(tmp_path / "images", STEPS_PER_EPOCH * BATCH + 2).root
+    images = Path(write_jpegs(tmp_path / "images", STEPS_PER_EPOCH * BATCH + 2).root)
     expected, rows = Rows(), Rows()
     assert not fit(tmp_path / "whole", Recorder(images, expected, 0, 1, -1), limit=limit)
     steps = [epoch * STEPS_PER_EPOCH + step for epoch in range(EPOCHS) for step in range(limit)]
@@ -100,6 +104,7 @@ def test_killed_runs_see_the_samples_of_an_uninterrupted_run(tmp_path: Path, lim
         seen = {position // BATCH for position in rows}
         assert seen == set(steps[: step + 1] if step >= 0 else steps), f"killed at {kill_at[: number + 1]}"
     assert rows == expected
+    assert "loader" not in [thread.name for thread in threading.enumerate()]  # they would outlive the pictures
 
 
 def test_lightning_converts_a_batch() -> None:

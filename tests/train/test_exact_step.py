@@ -248,6 +248,7 @@ def embedded(batch: Tensor, rows: slice) -> Tensor:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"batch": 1, "micro_batch": 1}, "batch = 1: one sample has no negatives; expected two or more"),
         ({"recompute": "sometimes"}, "recompute = 'sometimes': expected one of auto, always, never"),
         ({"embed": lambda batch, rows: embedded(batch, slice(None))}, r"what embed gives has shape \(2, 4, 6\)"),
         ({"embed": lambda batch, rows: embedded(batch, rows).detach()}, "what embed gives has no graph"),
@@ -260,6 +261,6 @@ def embedded(batch: Tensor, rows: slice) -> Tensor:
     ],
 )
 def test_functions_that_do_not_fit_are_named(given: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {"network": NETWORK, "embed": embedded, "loss": NTXent()}
+    arguments: dict[str, Any] = {"network": NETWORK, "embed": embedded, "loss": NTXent(), "batch": 4, "micro_batch": 2}
     with pytest.raises((ValueError, TypeError), match=message):
-        ExactStep(**arguments | given, batch=4, micro_batch=2)(torch.ones(4, 6))
+        ExactStep(**arguments | given)(torch.ones(4, 6))

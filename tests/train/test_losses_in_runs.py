@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.nt_xent import NTXent
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.pretrain import has_recorded_settings, pretrain
 from tests.train import tiny_run
 from tests.train.narrow import narrow_resnet18
 
@@ -46,6 +47,23 @@ def test_a_loss_of_ones_own_trains(images: Path, tmp_path: Path) -> None:
         pretrain(other, loss=NTXent(temperature=0.5))
         with pytest.raises(UserError, match=r"was 'NTXent\(temperature=0.5\)', is now 'NTXent\(temperature=5.0\)'"):
             pretrain(other, "auto", loss=NTXent(temperature=5.0))
+
+
+def test_a_loss_whose_settings_are_not_recorded_is_told_once(
+    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = 0.5
+    settings = tiny_run.settings(images, tmp_path / "run", "train.epochs=1")
+
+    def scaled(embeddings: Tensor) -> Tensor:
+        return distance(embeddings) * weight
+
+    losses: list[Any] = [scaled, nn.Identity(), object(), NTXent().share, distance, NTXent()]
+    assert [has_recorded_settings(loss) for loss in losses] == [False] * 4 + [True] * 2
+    with narrow_resnet18():
+        pretrain(load_config(Config, [], settings), loss=scaled)
+    told = [message for message in caplog.messages if "settings of the loss scaled are not recorded" in message]
+    assert len(told) == 1
 
 
 def test_a_row_of_metrics_waits_twice(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,8 @@ def predict(
     finally:  # also of a call that is stopped
         if results.predictions:
             write_predictions(out, results)
-            pictures_in_out = {Path(path).name for path in hands.paths if (hands.root / path).parent == out.absolute()}
+            pictures = [hands.path(row) for row in range(len(hands))]
+            pictures_in_out = {picture.name for picture in pictures if picture.parent == out.absolute()}
             for name in earlier - pictures_in_out - {prediction.drawing for prediction in results.predictions}:
                 (out / name).unlink(missing_ok=True)
     return results

@@ -99,7 +99,7 @@ class BadFiles:
         if self._total_met or self._file.exists():
             met = sorted(self._total_met.items(), key=lambda item: (-item[1], item[0]))
             rows = [
-                {"path": str(self._index.path(row)), "reason": self._reasons[row], "met": times} for row, times in met
+                {"path": self._index.location(row), "reason": self._reasons[row], "met": times} for row, times in met
             ]
             write_text(self._file, "".join(f"{json.dumps(row)}\n" for row in rows))
 

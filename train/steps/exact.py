@@ -91,6 +91,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
             raise ValueError(f"recompute = {self.recompute!r}: expected one of {', '.join(get_args(Recompute))}")
         if isinstance(self.loss, type):
             raise TypeError(f"loss is the class {self.loss.__name__}: give a loss, such as {self.loss.__name__}()")
+        if self.batch < 2 and isinstance(self.loss, AnchorLoss):
+            raise ValueError(f"batch = {self.batch}: one sample has no negatives; expected two or more")
         if self.recompute == "always":
             self.kept_graphs = 0
         elif self.recompute == "never" or self._largest_share == 1:

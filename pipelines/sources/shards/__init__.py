@@ -31,11 +31,11 @@ def load_shards(config: DataConfig) -> Index:
     if is_address(config.root):
         folder = Folder(config.root)
         tars = parse_index(folder.file(INDEX_FILE), f"{folder.address}/{INDEX_FILE}")
+        folder.require_ranges(INDEX_FILE)
         sizes = folder.sizes(tars.tars.tolist())
         store: Store = RemoteTars(folder, tars)
     else:
-        tars = read_index(Path(config.root))
-        sizes = [_size(Path(config.root) / name) for name in tars.tars.tolist()]
+        tars, sizes = _read_local(Path(config.root))
         store = LocalTars(config.root, tars)
     for name, size, expected in zip(tars.tars, sizes, tars.tar_bytes.tolist(), strict=True):
         if size != expected:
@@ -47,7 +47,7 @@ def load_shards(config: DataConfig) -> Index:
     labels = tars.labels
     index = Index(
         name=tars.name,
-        root=Path(config.root),
+        root=config.root if is_address(config.root) else Path(config.root),
         paths=tars.names(),
         box_px=labels.get("box_px", np.tile(np.array(WHOLE_IMAGE, np.float32), (len(tars), 1))),
         keypoints_px=labels.get("keypoints_px"),
@@ -68,27 +68,21 @@ def load_shards(config: DataConfig) -> Index:
     return index.select(rows_of_split(index.group, config.split))
 
 
-def read_index(root: Path) -> TarIndex:
-    """Read the index in a folder.
+def _read_local(root: Path) -> tuple[TarIndex, list[int]]:
+    """The index in a folder, and the sizes of its tar files in bytes.
 
     Raises:
-        UserError: there is none, or it is damaged.
+        UserError: there is none, it is damaged, or a tar file is missing.
     """
-    file = root / INDEX_FILE
     try:
-        return parse_index(file.read_bytes(), str(file))
+        file = root / INDEX_FILE
+        tars = parse_index(file.read_bytes(), str(file))
+        return tars, [(root / name).stat().st_size for name in tars.tars.tolist()]
     except OSError as error:
         raise UserError(
-            f"{file}: {error.strerror}; expected tar files and their index. Make them with 'python cli.py pack', or "
-            "the index alone with 'python cli.py pack --index'"
+            f"{error.filename}: {error.strerror}; expected tar files and their index. Copy the whole folder again, or "
+            "make them with 'python cli.py pack', the index alone with 'python cli.py pack --index'"
         ) from error
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; {INDEX_FILE} names it. Copy the whole folder again") from error
 
 
 def choices(config: DataConfig | type[DataConfig]) -> Mapping[str, Any]:

@@ -120,7 +120,7 @@ def _write(
             for some in (range(start, min(start + _AT_ONCE, end)) for start in range(first, end, _AT_ONCE)):
                 for row, data in zip(some, pool.map(read, some), strict=True):
                     if isinstance(data, Exception):
-                        left_out[str(index.path(row))] = str(data)
+                        left_out[index.location(row)] = str(data)
                         continue
                     member = tarfile.TarInfo(f"{row:09d}.{_ENDING_OF[data[:1]]}")
                     member.size = len(data)
@@ -148,8 +148,8 @@ def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -
     Raises:
         UserError: there are none with images, one cannot be read, or the index cannot be written.
     """
-    tars = sorted(folder.rglob("*.tar"))
-    if compressed := sorted(file.name for file in folder.rglob("*.t*") if _COMPRESSED.search(file.name)):
+    tars = sorted(folder.rglob("*.[tT][aA][rR]"))
+    if compressed := sorted(file.name for file in folder.rglob("*.[tT]*") if _COMPRESSED.search(file.name)):
         log.warning("%d compressed archives are left out, such as %s: unpack them", len(compressed), compressed[0])
     places = list[Place]()
     for number, tar in enumerate(tars):

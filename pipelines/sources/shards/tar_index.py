@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -112,22 +112,59 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
 
 
 _OF_MACOS: Final = re.compile(r"(^|/)(\._|__MACOSX/)")
+_END_BYTES: Final = 2 * tarfile.BLOCKSIZE
+"""Zeros that end an archive, unless more of them fill its last record."""
 
 
 def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
-    """Name, offset and size of each image in a tar file.
+    """Name, offset and size of each image in a tar file, which may be several that were joined.
+
+    Of members of the same name the last one counts, as where they are unpacked. A hard link is the file that it names;
+    symbolic links are left out.
 
     Raises:
-        UserError: it is no tar file, or it is cut.
+        UserError: it is no tar file, it is cut or damaged, or an image in it is stored as a sparse file.
     """
+    members: dict[str, tuple[int, int]] = {}
+    at = size = 0
     try:
-        with tarfile.open(file, "r:") as tar:
-            return [
-                (member.name.encode(errors="surrogateescape"), member.offset_data, member.size)
-                for member in tar
-                if member.isfile() and member.name.lower().endswith(IMAGE_ENDINGS) and not _OF_MACOS.search(member.name)
-            ]
-    except (tarfile.TarError, OSError) as error:
+        with file.open("rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            while at < size or size == 0:
+                start = opened.seek(at)
+                tar = tarfile.TarFile(fileobj=opened)
+                for member in tar:
+                    if member.islnk() and member.linkname in members:
+                        members[member.name] = members[member.linkname]
+                    elif (member.islnk() or member.issparse()) and _is_image(member.name):
+                        raise tarfile.ReadError(f"{member.name} is a sparse file, or a hard link to none before it,")
+                    elif member.isfile():
+                        members[member.name] = member.offset_data, member.size
+                    at = tar.offset
+                at = _end_of_archive(opened, start, at)
+    except (tarfile.TarError, OSError, ValueError) as error:
+        images = sum(map(_is_image, members))
         raise UserError(
-            f"{file} cannot be read as a tar file ({error}): expected a whole, uncompressed one. Copy it again"
+            f"{file} cannot be read as a tar file: {error} at byte {min(at, size)}, after {images} images; expected a "
+            "whole, uncompressed one. Copy it again, or unpack and pack it again"
         ) from error
+    return [(name.encode(errors="surrogateescape"), *place) for name, place in members.items() if _is_image(name)]
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_ENDINGS) and not _OF_MACOS.search(name)
+
+
+def _end_of_archive(opened: BinaryIO, start: int, at: int) -> int:
+    """The first byte after an archive from byte `start` on whose members end at byte `at`.
+
+    Raises:
+        tarfile.ReadError: it has no such end as tar writes, so members may be missing.
+    """
+    opened.seek(at)
+    rest = opened.read(_END_BYTES + tarfile.RECORDSIZE - 1)
+    zeros = len(rest) - len(rest.lstrip(b"\0"))
+    fills_a_record = zeros > _END_BYTES and (at + zeros - start) % tarfile.RECORDSIZE == 0
+    if zeros != _END_BYTES and not fills_a_record:
+        raise tarfile.ReadError("neither a member nor the end of an archive")
+    return at + zeros

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ _WAITS_S: Final = (0.0, 0.2, 1.0, 3.0)
 """Seconds before each attempt to read from an address. fsspec's own attempts come on top."""
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class LocalTars(Store):
@@ -49,19 +52,37 @@ class RemoteTars(Store):
 
     def __init__(self, folder: Folder, index: TarIndex) -> None:
         self._folder, self._index = folder, index
+        self._has_read = self._has_failed = False
 
     def read(self, rows: Sequence[int]) -> list[Bytes]:
-        """See `Store`."""
+        """See `Store`.
+
+        Raises:
+            UserError: all attempts failed, and no image was ever read.
+        """
         places = dict(zip(rows, _places(self._index, rows), strict=True))
         read: dict[int, Bytes] = {row: _too_large() for row, (*_, size) in places.items() if size > MAX_FILE_BYTES}
         left = [row for row in rows if row not in read]
+        errors: list[OSError] = []
         for wait_s in _WAITS_S:
             if not left:
                 break
             time.sleep(wait_s)
             for row, data in zip(left, self._folder.ranges([places[row] for row in left]), strict=True):
                 read[row] = _whole(data, places[row][2])
+            errors = [error for error in map(read.get, left) if isinstance(error, OSError)]
+            self._has_read |= len(errors) < len(left)
+            if errors and not self._has_failed:
+                self._has_failed = True
+                log.warning(
+                    "%s: an image cannot be read (%s); it is asked for %d times more within %g s, as are later ones",
+                    self._folder.address, errors[0], len(_WAITS_S) - 1, sum(_WAITS_S),
+                )  # fmt: skip
             left = [row for row in left if isinstance(read[row], OSError)]
+        if errors and not self._has_read:
+            raise UserError(
+                f"{self._folder.address}: no image could be read ({errors[0]}). Check the server and the network"
+            )
         return [read[row] for row in rows]
 
 
@@ -84,37 +105,42 @@ class Folder:
     """A folder at an address, such as s3://bucket/folder. The environment has credentials and endpoints.
 
     Raises:
-        UserError: no installed package reads such an address; as its methods, if something cannot be read.
+        UserError: in all methods but `ranges`, something cannot be read, as without the package for such addresses.
     """
 
     def __init__(self, address: str) -> None:
         from fsspec.core import url_to_fs  # takes a while to be imported
 
         self.address = address.rstrip("/")
-        try:
-            self._system, self._path = url_to_fs(self.address)
-        except (ImportError, ValueError) as error:
-            raise UserError(
-                f"data.root = {address!r} cannot be opened ({in_one_line(error, 200)}). For s3://, "
-                "\"pip install '.[s3]'\" in the checkout; for others see fsspec's documentation"
-            ) from error
+        self._system, self._path = self._try(self.address, lambda: url_to_fs(self.address))
 
     def file(self, name: str) -> bytes:
         """The content of a file."""
-        return self._try(name, lambda: bytes(self._system.cat_file(f"{self._path}/{name}")))
+        return self._try(f"{self.address}/{name}", lambda: bytes(self._system.cat_file(f"{self._path}/{name}")))
+
+    def require_ranges(self, name: str) -> None:
+        """Raise a `UserError` if the server answers a request for a range of a file with all of it."""
+        place = f"{self._path}/{name}"
+        first = self._try(f"{self.address}/{name}", lambda: self._system.cat_file(place, start=0, end=1))
+        if len(first) != 1:
+            raise UserError(
+                f"{self.address}: the server gives whole files, not ranges of them. Copy the folder to a disk, or use "
+                "a server that answers requests for ranges"
+            )
 
     def sizes(self, names: Sequence[str]) -> list[int]:
         """The sizes of files."""
         paths = [f"{self._path}/{name}" for name in names]
-        return self._try("*.tar", lambda: [int(size) for size in self._system.sizes(paths)])
+        return self._try(f"{self.address}/*.tar", lambda: [int(size) for size in self._system.sizes(paths)])
 
-    def _try(self, name: str, read: Callable[[], T]) -> T:
+    def _try(self, place: str, read: Callable[[], T]) -> T:
         try:
             return read()
         except Exception as error:  # of many libraries
             raise UserError(
-                f"{self.address}/{name} cannot be read ({type(error).__name__}: {in_one_line(error, 200)}). Check "
-                "data.root, the network, and the credentials in the environment"
+                f"{place} cannot be read ({type(error).__name__}: {in_one_line(error, 200)}). Check data.root, the "
+                "network, the credentials in the environment, and that fsspec's package for such addresses is "
+                "installed: for s3:// by \"pip install '.[s3]'\" in the checkout"
             ) from error
 
     def ranges(self, places: Sequence[tuple[str, int, int]]) -> list[Any]:

@@ -6,8 +6,11 @@ import dataclasses
 import io
 import os
 import tarfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.loader.quarantine import Quarantine
 from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import build_order
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.bad_list import write_bad_list
@@ -31,7 +35,7 @@ from tests.command_line import run_cli
 from tests.pipelines.harness import RENDERERS, assert_equal, load
 from tests.pipelines.image_files import encoded, smooth_picture
 from tests.pipelines.sources.bucket import ADDRESS, Bucket
-from tests.pipelines.sources.layouts import one_line, write_image
+from tests.pipelines.sources.layouts import one_line
 from tests.pipelines.sources.test_freihand import write_part
 
 COUNT = 50
@@ -175,18 +179,6 @@ def test_tar_files_of_webdataset_are_indexed_where_they_are(
         load_index(DataConfig("shards", str(tmp_path), split="val"))
 
 
-def test_a_packed_folder_holds_out_the_same_images(tmp_path: Path) -> None:
-    for number in range(30):
-        write_image(tmp_path / "folder" / f"{number:02}.png", 10 + number, 20)
-    whole = load_index(DataConfig("folder", str(tmp_path / "folder")))
-    pack(whole, tmp_path / "packed", per_tar=7, workers=1)
-    held_out = [
-        load_index(DataConfig(source, str(tmp_path / place), split="val"))
-        for source, place in (("folder", "folder"), ("shards", "packed"))
-    ]
-    assert held_out[0].read_many(range(3)) == held_out[1].read_many(range(3))
-
-
 def test_files_that_cannot_be_used_are_left_out(source: Index, tmp_path: Path) -> None:
     for row in range(3):
         (tmp_path / f"{row}.jpg").write_bytes(source.read(2 * row) if row != 1 else b"no image")
@@ -251,13 +243,60 @@ def test_damage_is_one_line(name: str, damaged: Any, message: str, copy: Path) -
         load_index(DataConfig("shards", str(copy)))
 
 
-def test_a_cut_tar_file_of_another_program_is_one_line(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (copy / INDEX_FILE).unlink()
-    tar = copy / "shard-000002.tar"
-    tar.write_bytes(tar.read_bytes()[:1000])
-    assert run_cli("pack", "--index", str(copy)) == 2
-    assert "shard-000002.tar cannot be read as a tar file" in capsys.readouterr().err
-    assert not (copy / INDEX_FILE).exists()
+def write_tar(file: Path, members: dict[str, bytes], kind: bytes = tarfile.REGTYPE) -> None:
+    """A tar file; `kind` is that of its last member."""
+    with tarfile.open(file, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            if name == list(members)[-1]:
+                member.type, member.linkname = kind, "0.jpg"
+            tar.addfile(member, io.BytesIO(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "byte", "images"),
+    [
+        (lambda data: data[:1100], 1024, 1),  # in the second header
+        (lambda data: data[:2600], 2600, 3),  # in the third image
+        (lambda data: data[:6144], 6144, 6),  # before the end
+        (lambda data: data[:2070] + b"\1" + data[2071:], 2048, 2),  # in the third header
+        (lambda data: data[:2048] + bytes(1024) + data[3072:4096] + bytes(6144), 4096, 3),
+        (lambda data: data[:2048] + bytes(30_000), 2048, 2),
+        (lambda data: data + b"x", 10_240, 6),
+        (lambda data: data + data[:2070] + b"\1" + data[2071:], 12_288, 6),
+        (lambda data: b"", 0, 0),
+    ],
+)
+def test_a_tar_file_that_does_not_end_as_one_is_one_line(damage: Any, byte: int, images: int, tmp_path: Path) -> None:
+    """So that no image is lost without a word. Members take 1,024 bytes, with their headers."""
+    tar = tmp_path / "a.tar"
+    write_tar(tar, {f"{row}.jpg": b"image" for row in range(6)})
+    tar.write_bytes(damage(tar.read_bytes()))
+    with one_line("a.tar cannot be read as a tar file", f"at byte {byte}, after {images} images"):
+        index_tars(tmp_path)
+    assert not (tmp_path / INDEX_FILE).exists()
+
+
+def test_joined_tar_files_hard_links_and_names_that_come_twice(tmp_path: Path) -> None:
+    """The later image of a name counts, as where tar unpacks both."""
+    write_tar(tmp_path / "a.TAR", {"0.jpg": b"old", "1.jpg": b""}, tarfile.LNKTYPE)
+    first = (tmp_path / "a.TAR").read_bytes()
+    write_tar(tmp_path / "a.TAR", {"2.jpg": b"two", "0.jpg": b"new"})
+    (tmp_path / "a.TAR").write_bytes(first + (tmp_path / "a.TAR").read_bytes())
+    assert index_tars(tmp_path).samples == 3
+    index = load_index(DataConfig("shards", str(tmp_path)))
+    assert dict(zip(index.paths, index.read_many(range(3)), strict=True)) == {
+        "a.TAR/0.jpg": b"new", "a.TAR/1.jpg": b"old", "a.TAR/2.jpg": b"two"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("members", [{"1.jpg": b""}, {"0.jpg": b"", "1.jpg": b""}])
+def test_images_that_have_no_bytes_of_their_own_are_refused(members: dict[str, bytes], tmp_path: Path) -> None:
+    kind = tarfile.LNKTYPE if len(members) == 1 else tarfile.GNUTYPE_SPARSE
+    write_tar(tmp_path / "a.tar", members, kind)
+    with one_line("1.jpg is a sparse file, or a hard link to none before it, at byte"):
+        index_tars(tmp_path)
 
 
 @pytest.fixture
@@ -300,6 +339,33 @@ def test_an_address_that_goes_on_failing_is_a_bad_file(bucket: Bucket) -> None:
     assert all(not (21 <= sample < 28) for batch in made for sample in batch.samples.flatten().tolist())
 
 
+def test_a_server_that_fails_from_the_start_ends_the_run(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    """After the attempts for one image, of which a line says how many there are and how long they take."""
+    index = load_shards(DataConfig("shards", ADDRESS))
+    bucket.fault = lambda name, number: "500"
+    with one_line("s3://images/packed: no image could be read", "Check the server"):
+        index.read(0)
+    assert [record.message.partition(" cannot be read (")[0] for record in caplog.records] == [f"{ADDRESS}: an image"]
+    assert caplog.messages[0].endswith("it is asked for 2 times more within 0 s, as are later ones")
+    assert bucket.faults["500"] < 10
+
+
+def test_a_server_without_ranges_is_one_line_at_the_start(packed: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(packed)))
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    with closing(server.socket), one_line(f"{address}: the server gives whole files, not ranges of them"):
+        load_index(DataConfig("shards", address))
+    server.shutdown()
+
+
+def test_messages_name_the_addresses_of_joined_data(bucket: Bucket, packed: Path) -> None:
+    parts = [load_index(DataConfig("shards", root)) for root in (ADDRESS, str(packed))]
+    joined = join(parts, [1.0, 1.0])
+    assert parts[0].location(0) == joined.location(0) == f"{ADDRESS}/shard-000000.tar/000000000.jpg"
+    assert joined.location(COUNT) == f"{packed}/shard-000000.tar/000000000.jpg"
+
+
 def test_an_address_that_cannot_be_read_is_one_line(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
     for root in ("s3://images/nowhere", "nosuch://images/packed"):
         assert run_cli("views", "--set", "data.source=shards", "--set", f"data.root={root}", "v.png") == 2
@@ -310,10 +376,7 @@ def test_an_address_that_cannot_be_read_is_one_line(bucket: Bucket, capsys: pyte
 
 
 def test_members_of_tar_files_may_have_names_in_any_encoding(source: Index, tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.USTAR_FORMAT, encoding="latin1") as tar:
-        member = tarfile.TarInfo("h\xe4nde.jpg")
-        member.size = len(source.read(0))
-        tar.addfile(member, io.BytesIO(source.read(0)))
+    write_tar(tmp_path / "a.tar", {os.fsdecode(b"h\xe4nde.jpg"): source.read(0)})
     index_tars(tmp_path)
     index = load_index(DataConfig("shards", str(tmp_path)))
     assert [os.fsencode(path) for path in index.paths] == [b"a.tar/h\xe4nde.jpg"]

@@ -116,7 +116,7 @@ def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
         data = tuple(DataConfig(max_bad_share=limit) for limit in limits)
         run = Run(Config(data=data), World(), RunFolder(tmp_path, keep=1))
         bad_files = BadFiles(run, join(sources, [1, 1]))
-        bad_files.quarantine.add(98, Path("48.jpg"), "empty file")
+        bad_files.quarantine.add(98, "48.jpg", "empty file")
         bad_files.count(batch, step=run.config.run.log_every)
         assert bad_files.too_many is too_many
         if too_many:
