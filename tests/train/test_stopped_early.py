@@ -40,7 +40,7 @@ def finetuning(tmp_path: Path) -> RunFolder:
 
 
 @pytest.mark.parametrize(
-    ("run", "state", "by"), [(pretraining, Pretraining, signal.SIGHUP), (finetuning, Finetuning, signal.SIGTERM)]
+    ("run", "state", "by"), [(pretraining, Pretraining, signal.SIGHUP), (finetuning, Finetuning, signal.SIGUSR1)]
 )
 def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
     run: Callable[[Path], RunFolder],
