@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import io
 import multiprocessing
 import os
@@ -18,6 +19,10 @@ def run() -> None:
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; a notebook's backend may not be there
     # Torch's C++ code writes a page of stack frames as a warning for each attempt to connect to the other ranks.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in `docker run --user`: torch asks for one
+        os.environ["USER"] = str(os.getuid())
     if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -36,7 +41,11 @@ def run() -> None:
         signal.signal(signal.SIGTERM, _exit)
     stop_with_torchrun()
     keep_freed_memory()
-    main()
+    try:
+        main()
+    finally:
+        if heeded:  # Python's own end is not interrupted with a traceback either
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

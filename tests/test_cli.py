@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,8 +121,16 @@ def test_a_backend_of_matplotlib_for_notebooks_changes_nothing(tmp_path: Path) -
     assert "is not a run's folder" in call.stderr
 
 
-def test_ctrl_c_during_the_imports_is_silent(tmp_path: Path) -> None:
-    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+INTERRUPT = "os.kill(os.getpid(), signal.SIGINT)"
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [("click.py", INTERRUPT), ("sitecustomize.py", f"import atexit\natexit.register(lambda: {INTERRUPT})")],
+    ids=["imports", "end"],
+)
+def test_ctrl_c_during_the_imports_or_pythons_end_is_silent(name: str, program: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(f"import os, signal\n{program}\n")
     call = subprocess.run(
         [sys.executable, ROOT / "cli.py", "--help"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -131,3 +140,33 @@ def test_ctrl_c_during_the_imports_is_silent(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert (call.returncode, call.stderr) == (-signal.SIGINT, "")
+
+
+def test_what_torch_logs_when_its_import_is_interrupted_is_not_printed() -> None:
+    program = (
+        "import logging\nfrom peclr_dali.train.runs.log import configure_logging\nconfigure_logging()\n"
+        "logging.getLogger('torch._subclasses.fake_tensor').info('FakeTensor cache stats')"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True).stderr == b""
+
+
+NAMELESS = ["unshare", "--map-user=12345"]
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run([*NAMELESS, "true"], check=False, capture_output=True).returncode != 0,
+    reason="no user namespaces",
+)
+@pytest.mark.parametrize("home", [None, "/proc"])
+def test_a_user_id_without_a_name_is_no_obstacle(home: str | None, tmp_path: Path) -> None:
+    """As in `docker run --user 12345`."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("USER", "LOGNAME", "HOME")}
+    call = subprocess.run(
+        [*NAMELESS, sys.executable, ROOT / "cli.py", "export", tmp_path / "run", tmp_path / "encoder.pth"],
+        env=environment if home is None else {**environment, "HOME": home}, cwd=tmp_path,
+        capture_output=True, check=False, text=True,
+    )  # fmt: skip
+    assert (call.returncode, call.stderr.count("\n")) == (2, 1), call.stderr
+    assert "error: " in call.stderr
+    assert [*tmp_path.iterdir()] == []

@@ -14,7 +14,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import first_difference, load_config, to_toml
 from peclr_dali.train.config.pretraining import Config
-from tests.command_line import run_cli
+from tests.command_line import as_options, run_cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,6 +66,7 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
         ("projector.hidden=1000000", "projector.hidden = 1000000: input should be less than or equal to 32768"),
         ("run=3", "run = 3: input should be a dictionary"),
         ("loss.temprature=1", "unknown key loss.temprature: did you mean loss.temperature?"),
+        ("pose.head=mlp", "--set pose.head=mlp: unknown key pose: it is one of finetune and probe; take it out"),
     ],
 )
 def test_errors_name_key_value_and_remedy(override: str, message: str) -> None:
@@ -158,6 +159,16 @@ def test_every_key_is_shown_and_unset_ones_say_so(
     file = tmp_path / "shown.toml"
     file.write_text(text)
     assert load_config(kind, [file], []) == config
+
+
+@pytest.mark.parametrize(("epochs", "warned"), [(10, True), (11, False)])
+def test_a_warm_up_longer_than_the_run_is_named(
+    epochs: int, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = (f"data.root={tmp_path}", f"train.epochs={epochs}", "train.batch=4", "train.micro_batch=4")
+    assert run_cli("pretrain", *as_options(settings)) == 2  # there are no images
+    printed = capsys.readouterr().err
+    assert ("optim.warmup_epochs = 10 and train.epochs = 10: the learning rate only rises" in printed) == warned
 
 
 def test_an_empty_file_and_one_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:

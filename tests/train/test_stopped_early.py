@@ -37,7 +37,7 @@ def finetuning(tmp_path: Path) -> RunFolder:
     return finetune(tiny_hands.config_of(tmp_path / "hands", tmp_path / "run"))
 
 
-@pytest.mark.parametrize(("run", "by"), [(pretraining, signal.SIGHUP), (finetuning, signal.SIGTERM)])
+@pytest.mark.parametrize(("run", "by"), [(pretraining, signal.SIGHUP), (finetuning, signal.SIGUSR1)])
 def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
     run: Callable[[Path], RunFolder],
     by: signal.Signals,

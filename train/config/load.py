@@ -15,6 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import is_left_to_shell, or_shipped, regular
+from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.pretraining import Config
 
 FREE_ON_RESUME = (
     "run.out",
@@ -208,13 +210,21 @@ def _explain(kind: type[Any], error: ValidationError, layers: Sequence[Layer]) -
     key, value = ".".join(map(str, first["loc"])), first["input"]
     where = _origin(layers, key)
     if first["type"] == "unexpected_keyword_argument":
-        plain, known = without_numbers(key), [without_numbers(one) for one, _ in flatten(dataclasses.asdict(kind()))]
-        matches = difflib.get_close_matches(plain, known, 1) or [one for one in known if one.endswith(f".{plain}")]
+        plain, known = without_numbers(key), _keys_of(kind)
+        matches = difflib.get_close_matches(plain, known, 1) or [name for name in known if name.endswith(f".{plain}")]
         remedy = f"did you mean {matches[0]}?" if matches else "--print-config shows all keys"
+        other, commands = (FinetuneConfig, "finetune and probe") if kind is Config else (Config, "pretrain")
+        if any(f"{name}.".startswith(f"{plain}.") for name in _keys_of(other)):
+            remedy = f"it is one of {commands}; take it out, or give this command a configuration of its own"
         return f"{where}unknown key {key}: {remedy}"
     message = first["msg"].removeprefix("Value error, ")
     found = "" if isinstance(value, Mapping) or dataclasses.is_dataclass(value) else f" = {value!r:.200}"
     return f"{where}{key}{found}: {message[0].lower()}{message[1:]}"
+
+
+def _keys_of(kind: type[Any]) -> list[str]:
+    """The dotted keys of a kind of configuration, without numbers of sources."""
+    return [without_numbers(key) for key, _ in flatten(dataclasses.asdict(kind()))]
 
 
 def _origin(layers: Sequence[Layer], key: str) -> str:

@@ -33,7 +33,7 @@ class Interrupted(Exception):  # noqa: N818  asked for, not an error
 
 
 class StopSignals:
-    """Turns SIGTERM, SIGHUP (a closed terminal) and Ctrl-C into a request to stop after the current step.
+    """Turns SIGTERM, SIGUSR1, SIGHUP (a closed terminal) and Ctrl-C into a request to stop after the current step.
 
     A second Ctrl-C ends the process at once. Under nohup, SIGHUP stays ignored.
 
@@ -50,7 +50,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue
             self._before[number] = signal.signal(number, self._note)
