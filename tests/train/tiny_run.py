@@ -92,10 +92,10 @@ def rows_of(out: Path) -> list[dict[str, float]]:
 
 
 def samples_of_steps(out: Path) -> dict[int, list[int]]:
-    """Samples of every step in global order, over the ranks' files, those of a row's views one after the other."""
+    """Samples of every step in global order, over the ranks' files; of a row with pairs, both images."""
     rows = [json.loads(line) for file in out.glob("samples-rank*.jsonl") for line in file.read_text().splitlines()]
     rows.sort(key=lambda row: row["first"])
     steps: dict[int, list[int]] = {row["step"]: [] for row in sorted(rows, key=lambda row: row["step"])}
     for row in rows:
-        steps[row["step"]] += [sample for views in row["samples"] for sample in views]
+        steps[row["step"]] += [image for views in row["samples"] for image in dict.fromkeys(views)]
     return steps
