@@ -84,8 +84,7 @@ def test_epochs_are_those_of_the_loader(folder: Path) -> None:
         assert ours.index.paths == index.paths
         list(islice(same, 1))
     assert len(made) == 8
-    for one, other in zip(expected, made, strict=True):
-        assert_equal(one, other)
+    assert_equal(made, expected)
     with small_loader(DataConfig(source="folder", root=str(folder)), views=3) as three:
         assert [len(batch.views) for batch in islice(three, 2)] == [3, 3]
 
@@ -190,9 +189,8 @@ def test_a_state_is_resumed_on_another_number_of_ranks(folder: Path, steps: int,
             loader.set_epoch(steps // 4)  # as frameworks do before each epoch
             after.append(take(loader, 11 - steps))
     made = join_ranks(before) + join_ranks(after)
-    assert len(made) == len(whole) == 11
-    for one, other in zip(whole, made, strict=True):
-        assert_equal(one, other)
+    assert len(made) == 11
+    assert_equal(made, whole)
 
 
 def test_a_state_can_move_a_loader_back(folder: Path) -> None:
@@ -204,8 +202,7 @@ def test_a_state_can_move_a_loader_back(folder: Path) -> None:
         loader.load_state_dict(states[1])
         again = list(loader)
     assert len(again) == 2
-    for one, other in zip(made[2:], again, strict=True):
-        assert_equal(one, other)
+    assert_equal(again, made[2:])
 
 
 @pytest.mark.parametrize(

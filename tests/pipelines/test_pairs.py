@@ -27,7 +27,7 @@ from peclr_dali.train.config.load import load_config
 from peclr_dali.train.steps.embed import keypoints_of_pairs
 from tests.command_line import run_cli
 from tests.pipelines.harness import SMALL, assert_equal, jpeg, load, smooth_image, write_jpegs
-from tests.pipelines.sources.layouts import one_line, write_image
+from tests.pipelines.sources.layouts import assert_refused, write_image
 from tests.pipelines.test_loader import UNDECODABLE
 from tests.train import tiny_hands
 
@@ -95,7 +95,7 @@ def test_each_view_shows_its_image_and_nothing_else_changes(folder: Index) -> No
         seconds = load(dataclasses.replace(folder, partners=None), kinds, last=3, order=of_partners)
         for made, first, second in zip(pairs, alone, seconds, strict=True):
             for number, sources in enumerate([first, second, first, second][: len(kinds)]):
-                assert_equal(only(made, number), only(sources, number))
+                assert_equal([only(made, number)], [only(sources, number)])
                 assert torch.equal(made.keypoints_px(number), sources.keypoints_px(number))
         (of_pairs_px,) = keypoints_of_pairs(made)
         assert torch.equal(of_pairs_px, torch.stack([first.keypoints_px(0), second.keypoints_px(1)]))
@@ -201,14 +201,12 @@ def test_pairs_that_cannot_be_used_are_one_line(
     monkeypatch.chdir(tmp_path)
     write_image(tmp_path / "images" / "x.jpg", 56, 40)
     (tmp_path / "p.csv").write_text(text)
-    with one_line(message):
-        load_index(DataConfig("folder", "images", **settings))
+    assert_refused(DataConfig("folder", "images", **settings), message)
 
 
 def test_no_partner_at_all_is_an_error_and_fine_tuning_takes_none(tmp_path: Path) -> None:
     root = hands(tmp_path / "hands")
-    with pytest.raises(UserError, match=r"no image of .* has a partner"):
-        load_index(DataConfig(root=root, versions=("gs",), positive="version"))
+    assert_refused(DataConfig(root=root, versions=("gs",), positive="version"), r"no image of .* has a partner")
     with pytest.raises(UserError, match="a pose is learnt from single views"):
         load_config(FinetuneConfig, [], ["data.positive=version"])
 

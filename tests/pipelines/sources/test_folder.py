@@ -5,9 +5,8 @@ import pytest
 
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE
-from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.folder import load_folder
-from tests.pipelines.sources.layouts import one_line
+from tests.pipelines.sources.layouts import assert_refused
 
 
 @pytest.fixture
@@ -70,14 +69,15 @@ def test_links_are_followed_once(root: Path, tmp_path: Path, caplog: pytest.LogC
 
 def test_what_cannot_be_listed_ends_in_one_line(root: Path) -> None:
     for name, message in (("nowhere", "No such file"), ("c.jpg", "Not a directory")):
-        with one_line(rf"{name}: {message}.*Check the path", root):
-            load_index(DataConfig("folder", str(root / name)))
+        assert_refused(DataConfig("folder", str(root / name)), rf"{name}: {message}.*Check the path", root)
     empty = root / "empty"
     empty.mkdir()
     for name in ("a.HEIC", "b.heic", "c.heic", "d.txt", "e.txt", "README"):
         (empty / name).write_bytes(b"")
-    with one_line(r"found 3 \.heic, 2 \.txt, 1 without an ending\. .*convert other images to JPEG"):
-        load_folder(DataConfig("folder", str(empty)))
+    assert_refused(
+        DataConfig("folder", str(empty)),
+        r"found 3 \.heic, 2 \.txt, 1 without an ending\. .*convert other images to JPEG",
+    )
 
 
 def test_images_of_other_kinds_are_counted_in_a_warning(root: Path, caplog: pytest.LogCaptureFixture) -> None:

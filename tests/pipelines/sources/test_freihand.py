@@ -12,7 +12,7 @@ import pytest
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.freihand import _read_labels, load_freihand
-from tests.pipelines.sources.layouts import hand_m, one_line, write_boxes, write_image
+from tests.pipelines.sources.layouts import assert_refused, hand_m, write_boxes, write_image
 
 POSES = 20
 EVALUATION = 3
@@ -72,8 +72,9 @@ def test_training_part(root: Path) -> None:
     np.testing.assert_allclose(index.targets["xyz_m"][3 * POSES + 5], xyz_of(5), rtol=1e-6)
     np.testing.assert_allclose(index.targets["scale_m"][2 * POSES + 5], 0.025, rtol=1e-6)
     x, y, z = xyz_of(5)[9]
-    assert index.keypoints_px is not None
-    np.testing.assert_allclose(index.keypoints_px[POSES + 5, 9], [70 * x / z + 20, 59 * y / z + 15], rtol=1e-5)
+    np.testing.assert_allclose(
+        index.tables["keypoints_px"][POSES + 5, 9], [70 * x / z + 20, 59 * y / z + 15], rtol=1e-5
+    )
 
 
 def test_evaluation_part_has_one_image_a_pose(root: Path) -> None:
@@ -118,8 +119,8 @@ def test_center_box_needs_no_labels(root: Path) -> None:
 
 def test_joints_box_is_the_square_around_them(root: Path) -> None:
     index = load_freihand(DataConfig("freihand", str(root), box="joints"))
-    assert index.keypoints_px is not None
-    low, high = index.keypoints_px.min(axis=1), index.keypoints_px.max(axis=1)
+    keypoints_px = index.tables["keypoints_px"]
+    low, high = keypoints_px.min(axis=1), keypoints_px.max(axis=1)
     np.testing.assert_allclose(index.box_px[:, :2], (low + high) / 2, rtol=1e-5)
     np.testing.assert_allclose(index.box_px[:, 2], (high - low).max(axis=1), rtol=1e-4)
 
@@ -200,8 +201,7 @@ def resize_images(width: int, height: int, images: Iterable[int] = range(4 * POS
 )
 def test_a_set_that_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
     damage(root)
-    with one_line(message, root):
-        load_index(DataConfig("freihand", str(root)))
+    assert_refused(DataConfig("freihand", str(root)), message, root)
 
 
 def test_the_first_quarter_of_the_published_images_is_not_four_versions(
@@ -210,19 +210,22 @@ def test_the_first_quarter_of_the_published_images_is_not_four_versions(
     monkeypatch.setattr("peclr_dali.pipelines.sources.freihand._POSES", 4 * POSES)
     assert len(load_freihand(DataConfig("freihand", str(root)))) == 4 * POSES  # its labels say so
     remove_labels(root, "K", "xyz", "scale")
-    with one_line("80 images; expected a multiple of 4, one for each version of a pose: all 320 of FreiHAND's 80"):
-        load_freihand(DataConfig("freihand", str(root)))
+    assert_refused(
+        DataConfig("freihand", str(root)),
+        "80 images; expected a multiple of 4, one for each version of a pose: all 320 of FreiHAND's 80",
+    )
     monkeypatch.setattr("peclr_dali.pipelines.sources.freihand._POSES", 3 * POSES)
-    with one_line("80 images; expected .*or label files, which say how many poses"):
-        load_freihand(DataConfig("freihand", str(root), positive="version"))
+    assert_refused(
+        DataConfig("freihand", str(root), positive="version"),
+        "80 images; expected .*or label files, which say how many poses",
+    )
 
 
 def test_crops_and_whole_cameras_keep_their_labels(root: Path) -> None:
     """A crop has the hand in its middle, and the image of a whole camera the camera's centre."""
     whole_cameras = json.loads((root / "training_K.json").read_text())
     rewrite("K", lambda rows: np.add(rows, [[0, 0, 20], [0, 0, 20], [0, 0, 0]]))(root)
-    with one_line("another size than their labels"):
-        load_index(DataConfig("freihand", str(root)))
+    assert_refused(DataConfig("freihand", str(root)), "another size than their labels")
     rewrite("xyz", lambda rows: rows - rows[..., 2:] * [0.3, 0.35, 0])(root)  # about 20 pixels
     assert len(load_index(DataConfig("freihand", str(root)))) == 4 * POSES
     rewrite("xyz", lambda rows: rows + rows[..., 2:] * [0.15, 0.17, 0])(root)
@@ -242,8 +245,7 @@ def test_crops_and_whole_cameras_keep_their_labels(root: Path) -> None:
 )
 def test_wrong_choices_are_named(root: Path, options: dict[str, Any], message: str) -> None:
     remove_labels(root, "K")
-    with one_line(message):
-        load_freihand(DataConfig("freihand", str(root), **options))
+    assert_refused(DataConfig("freihand", str(root), **options), message)
 
 
 def test_arrays_are_read_as_the_json_module_reads_them(root: Path) -> None:
@@ -263,8 +265,7 @@ def test_arrays_are_read_as_the_json_module_reads_them(root: Path) -> None:
 )
 def test_json_other_than_a_list_of_equal_arrays_is_refused(root: Path, text: str) -> None:
     (root / "training_xyz.json").write_text(text)
-    with one_line(r"training_xyz\.json: "):
-        load_freihand(DataConfig("freihand", str(root)))
+    assert_refused(DataConfig("freihand", str(root)), r"training_xyz\.json: ")
 
 
 def test_the_index_opens_few_images(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,15 +96,13 @@ def test_several_sources_become_one_index(tmp_path: Path) -> None:
     assert all(index.path(sample).is_file() for sample in range(6))
     assert [index.path(sample).name for sample in range(3)] == ["a.png", "b.png", "00000000.jpg"]
     np.testing.assert_allclose(index.box_px[1:3], [[0, 0, 0], [30, 20, 36]])
-    assert index.keypoints_px is not None
-    assert np.isnan(index.keypoints_px[:2]).all()
-    np.testing.assert_allclose(index.keypoints_px[2:], np.broadcast_to([30, 20], (4, 21, 2)))
+    assert np.isnan(index.tables["keypoints_px"][:2]).all()
+    np.testing.assert_allclose(index.tables["keypoints_px"][2:], np.broadcast_to([30, 20], (4, 21, 2)))
     assert index.targets == {}
     assert index.mirror is None
     mirrored = dataclasses.replace(load_index(configs[0]), mirror=np.array([True, False]))
     both = join([mirrored, load_index(configs[1])], [1, 1])
-    assert both.mirror is not None
-    assert both.mirror.tolist() == [True] + [False] * 5
+    assert both.mirrored.tolist() == [True] + [False] * 5
     assert load_index(configs[:1]).sources == ()
 
 
@@ -125,8 +123,7 @@ def test_groups_of_several_sources_do_not_meet(tmp_path: Path) -> None:
     boxes = np.zeros((4, 3), np.float32)
     groups = [rng.integers(-(2**62), 2**62, 3)[[0, 1, 1, 2]] for _ in range(2)]
     parts = [Index("a", tmp_path, ["x"] * 4, boxes, group=group) for group in (*groups, None)]
-    joined = join(parts, [1, 1, 1]).group
-    assert joined is not None
+    joined = join(parts, [1, 1, 1]).groups
     assert len(set(joined.tolist())) == 3 + 3 + 4
     assert joined[1] == joined[2]
     assert join([parts[2], parts[2]], [1, 1]).group is None
