@@ -132,16 +132,11 @@ def test_an_image_on_which_the_detector_fails_is_unreadable(photos: Path, monkey
     assert find("2.jpg") == [row_without_hand("2.jpg", "unreadable")]
 
 
-def require_detector() -> None:
-    """Skip a test if uv cannot make the script's environment."""
+@pytest.mark.slow
+def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path) -> None:
     made = subprocess.run([UV, "sync", "--script", TOOL], capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"uv cannot get the packages: {made.stderr.strip().splitlines()[-1]}")
-
-
-@pytest.mark.slow
-def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path) -> None:
-    require_detector()
     data, out = tmp_path / "hands", tmp_path / "boxes.csv"
     make_dataset(data, poses=20, seed=0)
     root = data / "training" / "rgb"

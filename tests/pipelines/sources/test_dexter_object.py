@@ -14,6 +14,7 @@ from tests.pipelines.sources.layouts import assert_refused, dexter_tips_mm, writ
 
 FRAMES = dict(zip(SEQUENCES, (3, 2, 2, 1, 1, 2), strict=True))
 HIDDEN = {("Grasp1", 1): [0, 3], ("Grasp2", 0): [0, 1, 2, 3, 4], ("Pinch", 0): [0, 1, 2, 3]}
+FRAME = "data/Rigid/color/image_00000_color"
 
 
 @pytest.fixture
@@ -94,17 +95,13 @@ def rewrite(change: Any) -> Any:
     return damage
 
 
-def only_bmp(root: Path) -> None:
-    frame = root / "data/Rigid/color/image_00000_color.png"
-    frame.rename(frame.with_suffix(".bmp"))
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda root: (root / "data").rename(root / "x"), "none of the folders Grasp1, Grasp2, .* is there"),
         (lambda root: (root / "data/Rigid/color").rename(root / "c"), "Rigid/color: No such file.*Check the path"),
-        (only_bmp, r"Rigid: 0 \.png, .* and 1 others in color, but 1 lines in .*convert frames"),
+        (lambda root: (root / f"{FRAME}.png").rename(root / f"{FRAME}.bmp"),
+         r"Rigid: 0 \.png, .* and 1 others in color, but 1 lines in .*convert frames"),
         (rewrite(lambda text: text + text), r"Rigid: 1 .* in color, but 2 lines in annotations/Rigid3D\.txt"),
         (rewrite(lambda text: "1, 2, 3; 4, 5, 6"), r"D\.txt: .*line 1: '1, 2, 3; 4, 5, 6'\); expected a line"),
         (rewrite(lambda text: "a, b, c;" * 6), "line 1: 'a, b, c;"),

@@ -63,11 +63,8 @@ def test_training_part(root: Path) -> None:
         low, high = keypoints_px.min(axis=0), keypoints_px.max(axis=0)
         np.testing.assert_allclose(index.box_px[row], [*(low + high) / 2, (high - low).max()], rtol=1e-4)
 
-
-def test_frames_of_one_moment_are_a_group(root: Path) -> None:
-    index = load_ho3d(DataConfig("ho3d", str(root)))
     group = index.groups.tolist()
-    assert group[:3] == group[3:6]  # two cameras of one recording
+    assert group[:3] == group[3:6]  # two cameras show one moment
     assert len(set(group)) == 3 + 2 + 2
 
 
@@ -108,7 +105,9 @@ def test_published_evaluation_keypoints_are_used(root: Path) -> None:
 def test_missing_images_and_frames_without_a_hand_are_counted_once(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (root / "train/ABF10/rgb/0001.png").unlink()
+    """A file of boxes has all listed frames: also these, and those of the other split."""
+    frames = [f"train/{line.replace('/', '/rgb/')}.png" for line in (root / "train.txt").read_text().split()]
+    (root / frames[1]).unlink()
     empty = {**ho3d_meta(0), "handJoints3D": None, "camMat": None}
     (root / "train/MC1/meta/0001.pkl").write_bytes(python2_pickle(empty))
     index = load_ho3d(DataConfig("ho3d", str(root)))
@@ -116,6 +115,12 @@ def test_missing_images_and_frames_without_a_hand_are_counted_once(
     (warning,) = (record.message for record in caplog.records if record.levelno == logging.WARNING)
     assert warning.startswith(f"{root}/train.txt: 8 of 10 listed frames are used; the images of 1 are missing, and")
     np.testing.assert_allclose(index.targets["xyz_m"][1], camera_frame(ho3d_joints(2)), rtol=1e-5)
+    boxes = root.parent / "boxes.csv"
+    write_boxes(boxes, {frame: [row, 0, row + 2, 1] for row, frame in enumerate(frames)})
+    splits = [load_ho3d(DataConfig("ho3d", str(root), split=split, box=str(boxes))) for split in ("train", "val")]
+    assert sum(map(len, splits)) == 8
+    for index in splits:
+        assert index.box_px[:, 0].tolist() == [1 + frames.index(path) for path in index.paths]
 
 
 def test_annotations_are_read_once(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,20 +154,6 @@ def test_by_configuration(root: Path) -> None:
     assert_refused(
         DataConfig(source="ho3d", root=str(root), part="evaluation", split="val"), "evaluation frames are not split"
     )
-
-
-def test_a_file_of_boxes_has_all_listed_frames(root: Path) -> None:
-    """Also those of the other split, those without an image and those without a hand."""
-    frames = [f"train/{line.replace('/', '/rgb/')}.png" for line in (root / "train.txt").read_text().split()]
-    boxes = root.parent / "boxes.csv"
-    write_boxes(boxes, {frame: [row, 0, row + 2, 1] for row, frame in enumerate(frames)})
-    (root / frames[1]).unlink()
-    empty = {**ho3d_meta(0), "handJoints3D": None, "camMat": None}
-    (root / "train/MC1/meta/0001.pkl").write_bytes(python2_pickle(empty))
-    splits = [load_ho3d(DataConfig("ho3d", str(root), split=split, box=str(boxes))) for split in ("train", "val")]
-    assert sum(map(len, splits)) == 8
-    for index in splits:
-        assert index.box_px[:, 0].tolist() == [1 + frames.index(path) for path in index.paths]
 
 
 def meta(**change: Any) -> Any:

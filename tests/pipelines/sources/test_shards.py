@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -41,19 +42,15 @@ from tests.pipelines.sources.test_freihand import write_part
 COUNT = 50
 
 
-def write_images(root: Path) -> None:
-    root.mkdir()
-    for number in range(COUNT):
-        kind = ("JPEG", "PNG")[number % 2]
-        picture = smooth_picture(40 + number % 7, 48, seed=number)
-        (root / f"{number:03}.{('jpg', 'png')[number % 2]}").write_bytes(encoded(picture, kind))
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Index:
     """50 files with everything that an index can know."""
     root = tmp_path_factory.mktemp("source") / "images"
-    write_images(root)
+    root.mkdir()
+    for number in range(COUNT):
+        ending, kind = (("jpg", "JPEG"), ("png", "PNG"))[number % 2]
+        picture = smooth_picture(40 + number % 7, 48, seed=number)
+        (root / f"{number:03}.{ending}").write_bytes(encoded(picture, kind))
     rng = np.random.default_rng(0)
     keypoints_px = rng.uniform(0, 48, (COUNT, 21, 2)).astype(np.float32)
     keypoints_px[3, 5] = np.nan
@@ -76,15 +73,6 @@ def packed(source: Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = pack(source, out, per_tar=7, workers=2)
     assert done == Packed(COUNT, 8, sum(file.stat().st_size for file in out.glob("*.tar")), {})
     return out
-
-
-@pytest.fixture
-def copy(packed: Path, tmp_path: Path) -> Path:
-    """A copy of the packed folder, to be damaged."""
-    (tmp_path / "copy").mkdir()
-    for file in packed.iterdir():
-        (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
-    return tmp_path / "copy"
 
 
 def assert_comes_back(index: Index, source: Index) -> None:
@@ -231,7 +219,8 @@ def test_an_interrupted_pack_leaves_nothing_and_the_next_one_is_whole(
         (INDEX_FILE, None, "No such file or directory; expected tar files and their index"),
     ],
 )
-def test_damage_is_one_line(name: str, damaged: Any, message: str, copy: Path) -> None:
+def test_damage_is_one_line(name: str, damaged: Any, message: str, packed: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(packed, tmp_path / "copy"))
     data = (copy / name).read_bytes()
     (copy / name).unlink()
     if damaged is not None:
@@ -354,11 +343,15 @@ def test_a_server_without_ranges_is_one_line_at_the_start(packed: Path) -> None:
     server.shutdown()
 
 
-def test_messages_name_the_addresses_of_joined_data(bucket: Bucket, packed: Path) -> None:
-    parts = [load_index(DataConfig("shards", root)) for root in (ADDRESS, str(packed))]
-    joined = join(parts, [1.0, 1.0])
+def test_joined_tar_files_and_folders_are_read_and_named_where_they_are(
+    bucket: Bucket, packed: Path, source: Index
+) -> None:
+    parts = [*(load_index(DataConfig("shards", root)) for root in (ADDRESS, str(packed))), source]
+    joined, local = join(parts, [1.0] * 3), join(parts[1:], [1.0] * 2)
     assert parts[0].location(0) == joined.location(0) == f"{ADDRESS}/shard-000000.tar/000000000.jpg"
-    assert joined.location(COUNT) == f"{packed}/shard-000000.tar/000000000.jpg"
+    assert joined.location(COUNT) == local.location(0) == f"{packed}/shard-000000.tar/000000000.jpg"
+    assert joined.location(2 * COUNT) == local.location(COUNT) == str(source.path(0))
+    assert joined.read_many(range(3 * COUNT)) == source.read_many(range(COUNT)) * 3
 
 
 def test_an_address_that_cannot_be_read_is_one_line(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
