@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 
@@ -31,10 +30,8 @@ def scale_of(pose: int) -> float:
 
 
 def write_part(root: Path, part: str, poses: int, images: int) -> None:
-    folder = root / part / "rgb"
-    folder.mkdir(parents=True)
     for image in range(images):
-        cv2.imwrite(str(folder / f"{image:08d}.jpg"), np.zeros((HEIGHT, WIDTH, 3), np.uint8))
+        write_image(root / part / "rgb" / f"{image:08d}.jpg", WIDTH, HEIGHT)
     labels = {
         "K": [(K + np.diag([2, 1, 0]) * pose).tolist() for pose in range(poses)],
         "xyz": [xyz_of(pose).tolist() for pose in range(poses)],
