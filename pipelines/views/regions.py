@@ -49,7 +49,8 @@ def find_regions(
     if croppable is None or not croppable.any():
         return np.zeros_like(size_px), size_px
     most_halvings = np.zeros(len(size_px), np.int64)
-    np.maximum.at(most_halvings, image, halvings)
+    for shown, halved in zip(image, halvings, strict=True):
+        most_halvings[shown] = np.maximum(most_halvings[shown], halved)
     start_px, stop_px = region_around(size_px, image, stored_to_view_px, 2 ** most_halvings[:, None], sides_px)
     shape_px = stop_px - start_px
     pixels = size_px.prod(axis=1)
