@@ -7,7 +7,7 @@ orientation is part of the map from stored pixels to the view.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -16,13 +16,13 @@ import numpy.typing as npt
 from peclr_dali.numba_cache import cached
 from peclr_dali.pipelines.arrays import IntArray
 
-MAX_PIXELS: Final = 100_000_000
+MAX_PIXELS = 100_000_000
 """Largest number of pixels of an image: 300 MB of RGB. A header with more is damaged or an attack."""
 
-MAX_FILE_BYTES: Final = 2**28
+MAX_FILE_BYTES = 2**28
 """Largest file that is read. A file with `MAX_PIXELS` pixels is rarely larger."""
 
-MIN_PIXELS: Final = 4
+MIN_PIXELS = 4
 """Smallest number of pixels of an image, since the CPU's kernel reads eight bytes at once."""
 
 
@@ -37,7 +37,7 @@ class ImageFile(NamedTuple):
     """(bytes,) of the file; of a PNG or WebP, without metadata."""
 
     size_px: tuple[int, int]
-    """Height and width as stored. `displayed_size_px` in `samples/image_sizes.py` gives those of the upright image."""
+    """Height and width as stored. `displayed_size_px` in `check.py` gives those of the upright image."""
 
     orientation: int = 1
     """Exif's orientation: 1 is upright, 2 to 8 are rotated or mirrored."""

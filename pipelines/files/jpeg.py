@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numba
 import numpy as np
@@ -11,11 +11,11 @@ from peclr_dali.numba_cache import cached
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS, read_orientation, size_reason
 
 # A Huffman-coded scan spends at least one bit on each 8 x 8 block, so one byte codes at most 8 * 64 pixels.
-_JPEG_PIXELS_PER_BYTE: Final = 512
+_JPEG_PIXELS_PER_BYTE = 512
 
-SOUND: Final = 0
-NO_JPEG: Final = 1
-_FAULTS: Final = {
+SOUND = 0
+NO_JPEG = 1
+_FAULTS = {
     2: "JPEG cut in its header after {size} bytes",
     3: "JPEG without a marker at byte {at}",
     4: "JPEG segment {first:02X} at byte {at} of length {second} in a file of {size} bytes",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from peclr_dali.pipelines.files.image_file import ImageFile
 from peclr_dali.pipelines.views.plan import Plan
 
 _NO_PX, _NO_VIEWS = np.empty((0, 2), np.int64), np.empty((0, 0), np.float32)
-_NO_PLAN: Final = Plan(_NO_PX, _NO_PX, _NO_PX, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_PX)
+_NO_PLAN = Plan(_NO_PX, _NO_PX, _NO_PX, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_PX)
 
 
 @dataclass(frozen=True)

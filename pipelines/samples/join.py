@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.arrays import AnyArray, FloatArray, IntArray
 from peclr_dali.pipelines.config import is_address
 from peclr_dali.pipelines.samples.index import Bytes, Index, SourceRows, Store
 from peclr_dali.pipelines.samples.partners import Partners
@@ -82,8 +80,8 @@ def _join_targets(indices: Sequence[Index], counts: Sequence[int]) -> dict[str, 
 
 
 def _join_tables(
-    tables: Sequence[npt.NDArray[Any] | None], counts: Sequence[int], *, missing: float = np.nan
-) -> npt.NDArray[Any] | None:
+    tables: Sequence[AnyArray | None], counts: Sequence[int], *, missing: float = np.nan
+) -> AnyArray | None:
     """Concatenate tables. A table that is None is filled with `missing`; the result is None if all are None."""
     known = next((table for table in tables if table is not None), None)
     if known is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,10 @@ import numpy.typing as npt
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 
-HELD_OUT_FRAC: Final = 0.1
+HELD_OUT_FRAC = 0.1
 
 
-_KNOWN_TO_ALL: Final = {"part": ("training",), "split": ("all",), "box": ("center", "joints")}
+_KNOWN_TO_ALL = {"part": ("training",), "split": ("all",), "box": ("center", "joints")}
 
 
 def refuse_key(config: DataConfig, key: Literal["part", "split", "box"], why: str) -> None:

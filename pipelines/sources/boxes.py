@@ -6,32 +6,29 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, parse_json
-from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
-from peclr_dali.pipelines.samples.projection import project_px
+from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, project_px
 from peclr_dali.pipelines.sources.label_files.coco_json import Entries, coco_annotations, refuse_corners
-from peclr_dali.pipelines.sources.label_files.csv_table import csv_rows, plain_name
-from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.label_files.dataset_file import csv_rows, dataset_file, plain_name
 from peclr_dali.skeleton import HAND
 
-_COLUMNS: Final = ("file", "x0", "y0", "x1", "y1")
-_LABELS: Final = {
+_COLUMNS = ("file", "x0", "y0", "x1", "y1")
+_LABELS = {
     "keypoints_px": tuple(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy"),
     "xyz_m": tuple(f"{name}_{axis}_m" for name in HAND.keypoints for axis in "xyz"),
     "camera_px": ("fx", "fy", "cx", "cy"),
 }
 """The columns of what a CSV may say of a hand besides its box."""
 
-_WITHOUT_BOX: Final = ("none", "unreadable")
-_HANDS: Final = ("left", "right", *_WITHOUT_BOX)
-_LARGEST: Final = 1e7
+_WITHOUT_BOX = ("none", "unreadable")
+_HANDS = ("left", "right", *_WITHOUT_BOX)
+_LARGEST = 1e7
 """Landmarks lie in the image or near it."""
 
 _log = logging.getLogger(__name__)
@@ -53,7 +50,7 @@ class _Row(NamedTuple):
     size_px: Any = (np.nan, np.nan)
 
 
-def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+def squares_around(low_px: DoubleArray, high_px: DoubleArray) -> FloatArray:
     """Squares (N, 3), centre x, centre y and side, around rectangles given by two corners (N, 2).
 
     A square has the rectangle's centre and its longer side; pixels, corner-based.
@@ -195,7 +192,7 @@ def _coco_rows(file: Path) -> Iterator[_Row]:
         refuse_corners(file, np.array(bboxes), np.array(sizes_px))
 
 
-def _edges_px(row: _Row) -> npt.NDArray[np.float64]:
+def _edges_px(row: _Row) -> DoubleArray:
     """The edges x0, y0, x1, y1 of a row, (4,)."""
     edges_px = as_numbers(row.edges)
     is_box = edges_px is not None and edges_px.shape == (4,) and np.isfinite(edges_px).all()

@@ -11,16 +11,15 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers
+from peclr_dali.pipelines.arrays import BoolArray, DoubleArray
 from peclr_dali.pipelines.config import DataConfig, box_file
-from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.projection import project_px
+from peclr_dali.pipelines.samples.index import Index, project_px
 from peclr_dali.pipelines.samples.subsets import hash_of_name, refuse_key
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, read_json_array
@@ -29,12 +28,12 @@ from peclr_dali.pipelines.sources.label_files.remembered import Tables, remember
 from peclr_dali.pipelines.sources.label_files.stored_images import stored_images
 from peclr_dali.skeleton import HAND
 
-VALIDATION_FRAC: Final = 0.1
+VALIDATION_FRAC = 0.1
 
-OPENGL_TO_CAMERA: Final = (1.0, -1.0, -1.0)
+OPENGL_TO_CAMERA = (1.0, -1.0, -1.0)
 """Signs that turn the annotations' axes (y up, negative z forward) into those of `Index` (y down, z forward)."""
 
-_LINE: Final = re.compile(r"[\w-]+/[\w-]+")
+_LINE = re.compile(r"[\w-]+/[\w-]+")
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +127,7 @@ def _recording(sequence: str) -> str:
     return sequence[:-1] if re.search(r"\d\d$", sequence) else sequence
 
 
-def _in_split(root: Path, frames: Sequence[tuple[str, str]], split: str) -> npt.NDArray[np.bool_]:
+def _in_split(root: Path, frames: Sequence[tuple[str, str]], split: str) -> BoolArray:
     """Mask of the frames of a split. The recordings with the smallest hashes are the validation set."""
     of_frame = [_recording(sequence) for sequence, _ in frames]
     recordings = sorted(set(of_frame), key=hash_of_name)
@@ -161,14 +160,12 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
     return remembered(f"ho3d-1-{selection}", metas, read)
 
 
-def _in_our_frame(joints: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _in_our_frame(joints: DoubleArray) -> DoubleArray:
     """Convert keypoints (..., 21, 3) of HO-3D to the axes and the order of `Index`."""
     return np.asarray(joints[..., MANO_TO_KEYPOINTS, :] * OPENGL_TO_CAMERA)
 
 
-def _numbers(
-    file: Path, content: dict[str, Any], key: str, shapes: Sequence[tuple[int, ...]]
-) -> npt.NDArray[np.float64]:
+def _numbers(file: Path, content: dict[str, Any], key: str, shapes: Sequence[tuple[int, ...]]) -> DoubleArray:
     """Read an array of an annotation; NaN of the last shape if it is missing."""
     value = content.get(key)
     if value is None:
@@ -181,7 +178,7 @@ def _numbers(
     return array
 
 
-def _evaluation_xyz(file: Path, frames: int) -> npt.NDArray[np.float64]:
+def _evaluation_xyz(file: Path, frames: int) -> DoubleArray:
     joints = read_json_array(file, (len(HAND), 3))
     if len(joints) != frames:
         raise UserError(

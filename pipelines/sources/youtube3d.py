@@ -10,16 +10,16 @@ import logging
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import ijson
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.parsing import as_numbers
+from peclr_dali.pipelines.arrays import DoubleArray, IntArray
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.image_sizes import image_sizes_px
+from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.samples.subsets import refuse_key
 from peclr_dali.pipelines.sources.boxes import squares_around
@@ -29,7 +29,7 @@ from peclr_dali.pipelines.sources.label_files.pickles import VERTICES, keypoint_
 from peclr_dali.pipelines.sources.label_files.remembered import Tables, remembered
 from peclr_dali.pipelines.sources.label_files.stored_images import image_name, stored_images
 
-_SAME_SHAPE: Final = 0.01
+_SAME_SHAPE = 0.01
 """Largest relative difference of aspect ratios that count as equal, as those of 854 x 480 and 1280 x 720."""
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def _frame(entry: dict[str, Any]) -> tuple[int, str, tuple[int, int]]:
     return int(entry["id"]), image_name(entry["name"]), size_px
 
 
-def _hand(entry: dict[str, Any]) -> tuple[int, bool, npt.NDArray[np.float64]]:
+def _hand(entry: dict[str, Any]) -> tuple[int, bool, DoubleArray]:
     """The image's id, whether it is a left hand, and vertices (778, 3) in pixels of an entry of "annotations"."""
     mesh = as_numbers(entry["vertices"])
     if mesh is None or mesh.shape != (VERTICES, 3) or not np.isfinite(mesh).all():
@@ -144,7 +144,7 @@ def _entries(content: BinaryIO, file: Path, kind: str, read: Callable[[dict[str,
             raise UserError(f"{place}: {reason}. Unpack the dataset again.") from error
 
 
-def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables:
+def _read_hands(file: Path, regressor: DoubleArray | None) -> Tables:
     """Read the annotations of a file, without the meshes.
 
     Returns:
@@ -178,14 +178,12 @@ def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables
     return tables if regressor is None else {**tables, "xyz_px": np.array(xyz_px)}
 
 
-def _scales(
-    root: Path, names: Sequence[str], stored: Sequence[str | None], size_px: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
+def _scales(root: Path, names: Sequence[str], stored: Sequence[str | None], size_px: IntArray) -> DoubleArray:
     """(M, 2) ratios of each frame's stored size to its annotated size, along x and y; NaN if the aspect ratio differs.
 
     Only the first readable frame of each video is read.
     """
-    of_video: dict[tuple[str, int, int], npt.NDArray[np.float64]] = {}
+    of_video: dict[tuple[str, int, int], DoubleArray] = {}
     scales = np.ones((len(names), 2))
     for row, path in enumerate(stored):
         if path is None:

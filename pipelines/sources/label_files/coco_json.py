@@ -9,11 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, file_name
+from peclr_dali.pipelines.arrays import AnyArray, DoubleArray
 
 
 class Entries:
@@ -57,7 +55,7 @@ class Annotation(NamedTuple):
     place: str
     entry: dict[str, Any]
     name: str
-    size_px: npt.NDArray[np.float64]
+    size_px: DoubleArray
 
 
 def coco_annotations(file: Path, content: Any) -> Iterator[Annotation]:
@@ -77,7 +75,7 @@ def coco_annotations(file: Path, content: Any) -> Iterator[Annotation]:
             yield Annotation(place, entry, file_name(images[row]["file_name"]), sizes_px[row])
 
 
-def _size_px(image: dict[str, Any]) -> npt.NDArray[np.float64]:
+def _size_px(image: dict[str, Any]) -> DoubleArray:
     said = [image.get("width"), image.get("height")]
     size_px = as_numbers(said)  # NaN for None
     if size_px is None:
@@ -85,7 +83,7 @@ def _size_px(image: dict[str, Any]) -> npt.NDArray[np.float64]:
     return size_px
 
 
-def refuse_corners(file: Path, bbox: npt.NDArray[np.float64], size_px: npt.NDArray[Any]) -> None:
+def refuse_corners(file: Path, bbox: DoubleArray, size_px: AnyArray) -> None:
     """Raise a `UserError` if most boxes x, y, width, height (N, 4) are rather the corners x0, y0, x1, y1.
 
     Then they end outside of their images, of widths and heights (N, 2), and could be corners. Sizes of 0 or NaN are

@@ -8,15 +8,14 @@ import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from peclr_dali.pipelines.arrays import AnyArray
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.writing import whole_file
 
-Tables = dict[str, npt.NDArray[Any]]
+Tables = dict[str, AnyArray]
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -21,12 +21,12 @@ from peclr_dali.pipelines.files.image_file import BadImage
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.shards.tar_index import TarIndex, label_arrays, scan_tar
 
-_COMPRESSED: Final = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
-_AT_ONCE: Final = 256
+_COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
+_AT_ONCE = 256
 """Images that are read ahead of the writer."""
 
-_LOCK: Final = "process.lock"
-_ENDING_OF: Final = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}
+_LOCK = "process.lock"
+_ENDING_OF = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}
 """By the first byte of an image."""
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,12 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.folder import IMAGE_ENDINGS
 from peclr_dali.writing import whole_file
 
-INDEX_FILE: Final = "index.npz"
+INDEX_FILE = "index.npz"
 
-LABELS: Final = ("box_px", "keypoints_px", "mirror", "group")
+LABELS = ("box_px", "keypoints_px", "mirror", "group")
 """Arrays of an `Index`. Its targets are stored with `TARGET` before their names."""
 
-TARGET: Final = "target."
+TARGET = "target."
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TarIndex:
             np.savez(file, about=np.frombuffer(about, np.uint8), allow_pickle=False, **arrays)
 
 
-_PLACES: Final = ("tars", "tar_bytes", "members", "tar", "offset", "size")
+_PLACES = ("tars", "tar_bytes", "members", "tar", "offset", "size")
 
 
 def label_arrays(index: Index) -> dict[str, npt.NDArray[Any]]:
@@ -111,8 +111,8 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
     return index
 
 
-_OF_MACOS: Final = re.compile(r"(^|/)(\._|__MACOSX/)")
-_END_BYTES: Final = 2 * tarfile.BLOCKSIZE
+_OF_MACOS = re.compile(r"(^|/)(\._|__MACOSX/)")
+_END_BYTES = 2 * tarfile.BLOCKSIZE
 """Zeros that end an archive, unless more of them fill its last record."""
 
 
