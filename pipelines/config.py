@@ -128,15 +128,6 @@ def is_address(root: str) -> bool:
     return re.match(r"\w[\w+.:-]*://", root) is not None
 
 
-def refuse_address(config: DataConfig) -> None:
-    """Raise a `UserError` if `data.root` is an address but the source is not "shards"."""
-    if is_address(config.root) and config.source != "shards":
-        raise UserError(
-            f"data.root = {config.root!r}: only shards are read at an address, and data.source is {config.source!r}. "
-            "Pack the data with 'python cli.py pack', copy the shards there, and set data.source = 'shards'."
-        )
-
-
 def refuse_among_images(out: Path, sources: Iterable[DataConfig]) -> None:
     """Refuse an output whose pictures a source of kind "folder" would read as images.
 

@@ -27,7 +27,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.files.check import check_image, displayed_size_px
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
-from peclr_dali.pipelines.render.chunk import chunk_of
+from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.runner import FileDecoder
 from peclr_dali.pipelines.render.settings import Settings, choose_settings
 from peclr_dali.pipelines.samples.index import Index
@@ -55,7 +55,7 @@ def decode(settings: Settings, files: Sequence[ImageFile]) -> bool:
     """
     if not files:
         return True
-    decoder, chunk = _decoder_of(replace(settings, regions=False)), chunk_of(files)
+    decoder, chunk = _decoder_of(replace(settings, regions=False)), Chunk(np.arange(len(files)), files=files)
     return decoder.decodes(chunk) if len(files) == 1 else decoder.error(chunk) is None
 
 

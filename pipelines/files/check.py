@@ -18,7 +18,7 @@ from numba import types
 from peclr_dali.numba_cache import cached
 from peclr_dali.pipelines.arrays import IntArray, PixelArray
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES, BadImage, ImageFile
-from peclr_dali.pipelines.files.jpeg import NO_JPEG, SOUND, jpeg_reason, walk_jpeg
+from peclr_dali.pipelines.files.jpeg import JPEG_FAULTS, NO_JPEG, SOUND, walk_jpeg
 from peclr_dali.pipelines.files.png_webp import PNG_START, check_png, check_webp
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def check_image(data: bytes | PixelArray) -> ImageFile:
     if fault == SOUND:
         return ImageFile(array, (first, second), at)
     if fault != NO_JPEG:
-        raise BadImage(jpeg_reason(fault, at, first, second, len(array)))
+        raise BadImage(JPEG_FAULTS[fault].format(at=at, first=first, second=second, size=len(array)))
     data = array.tobytes()
     if data.startswith(PNG_START):
         return check_png(data)

@@ -51,23 +51,18 @@ def change_views(views: Views, rows: IntArray, draws: FloatArray, appearance: Ap
         drawn = rows[draws[rows, column] > 0]
         for start in range(0, len(drawn), _AT_ONCE):
             chosen = drawn[start : start + _AT_ONCE]
-            _change(column, views, chosen, draws[chosen], appearance)
-
-
-def _change(column: Column, views: Views, rows: IntArray, draws: FloatArray, appearance: AppearanceConfig) -> None:
-    """Apply one augmentation to the views at `rows` (n,), whose draws are (n, COLUMNS)."""
-    match column:
-        case Column.SOBEL:
-            _sobel(views, rows)
-        case Column.CUT_OUT:
-            _cut_out(views, rows, holes(draws))
-        case Column.BLUR:
-            _blur(views, rows, blur_weights(draws))
-        case Column.NOISE:
-            hashes = pixel_hashes(views.shape[1])
-            _add_noise(views, rows, noise_keys(draws), hashes, noise_levels(appearance.noise_std))
-        case Column.COLOUR_DROP:
-            _drop_colour(views, rows)
+            match column:
+                case Column.SOBEL:
+                    _sobel(views, chosen)
+                case Column.CUT_OUT:
+                    _cut_out(views, chosen, holes(draws[chosen]))
+                case Column.BLUR:
+                    _blur(views, chosen, blur_weights(draws[chosen]))
+                case Column.NOISE:
+                    hashes, levels = pixel_hashes(views.shape[1]), noise_levels(appearance.noise_std)
+                    _add_noise(views, chosen, noise_keys(draws[chosen]), hashes, levels)
+                case Column.COLOUR_DROP:
+                    _drop_colour(views, chosen)
 
 
 def _sobel(views: Views, rows: IntArray) -> None:

@@ -39,8 +39,3 @@ class Chunk:
         """The file and the region of one image, to decode it by itself."""
         region = replace(_NO_PLAN, start_px=self.plan.start_px[[image]], shape_px=self.plan.shape_px[[image]])
         return Chunk(self.positions[:1], files=[self.files[image]], plan=region)
-
-
-def chunk_of(files: Sequence[ImageFile]) -> Chunk:
-    """A chunk of files that are decoded whole, without views."""
-    return Chunk(np.arange(len(files)), files=files)

@@ -62,12 +62,11 @@ class _JoinedStore(Store):
 
 def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:
     """The folder that holds all roots, and each root relative to it; if one is an address, the roots as they are."""
+    full = [root if is_address(root) else os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay
     if any(is_address(root) for root in roots):
-        full = [root if is_address(root) else os.path.abspath(root) for root in roots]  # noqa: PTH100
         return " + ".join(full), full
-    absolute = [os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay as they are
-    common = os.path.commonpath(absolute)
-    return common, [os.path.relpath(root, common) for root in absolute]
+    common = os.path.commonpath(full)
+    return common, [os.path.relpath(root, common) for root in full]
 
 
 def _join_targets(indices: Sequence[Index], counts: Sequence[int]) -> dict[str, FloatArray]:

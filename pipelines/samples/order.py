@@ -19,9 +19,8 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import DoubleArray, IntArray
-from peclr_dali.pipelines.randomness import MOST_VIEWS, Stream, philox
+from peclr_dali.pipelines.randomness import MOST_VIEWS, Stream, philox, uniforms
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.partners import draw_partners
 
 
 def build_order(index: Index, *, batch: int, seed: int) -> Order:
@@ -72,7 +71,10 @@ class Order(ABC):
 
     def partner_draws(self, positions: IntArray) -> DoubleArray:
         """The numbers (N,) that choose the partners at ascending global `positions` (N,)."""
-        return np.concatenate([draw_partners(self.seed, epoch, places) for epoch, places in self.epochs(positions)])
+        draws = [
+            uniforms(self.seed, Stream.PARTNER, epoch, places, 4)[:, 0] for epoch, places in self.epochs(positions)
+        ]
+        return np.concatenate(draws)
 
 
 class EpochOrder(Order):

@@ -37,11 +37,6 @@ class Fault:
     shown: dict[str, AnyArray]
 
     @property
-    def is_refused(self) -> bool:
-        """Whether so many samples are wrong that nothing can be right."""
-        return len(self.rows) > self.rule.most * self.judged
-
-    @property
     def found(self) -> str:
         """How many of how many samples are wrong, and what is."""
         return f"{len(self.rows)} of {self.judged} {self.rule.found}"
@@ -68,7 +63,7 @@ def validate(index: Index) -> None:
         UserError: a rule finds so many wrong samples that nothing can be right.
     """
     for fault in find_faults(index, _sampled_sizes_px(index)):
-        if fault.is_refused:
+        if len(fault.rows) > fault.rule.most * fault.judged:
             raise UserError(str(fault))
         _log.warning("%s They are used as they are. 'python cli.py check-data' lists them, to leave them out", fault)
 

@@ -14,7 +14,7 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import parse_json
 from peclr_dali.pipelines.arrays import IntArray
-from peclr_dali.pipelines.config import SOURCES, DataConfig, refuse_address
+from peclr_dali.pipelines.config import SOURCES, DataConfig, is_address
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.subsets import in_fraction
@@ -50,7 +50,11 @@ def read_source(config: DataConfig) -> Index:
     Raises:
         UserError: a folder or file is missing, empty or does not fit the layout.
     """
-    refuse_address(config)
+    if is_address(config.root) and config.source != "shards":
+        raise UserError(
+            f"data.root = {config.root!r}: only shards are read at an address, and data.source is {config.source!r}. "
+            "Pack the data with 'python cli.py pack', copy the shards there, and set data.source = 'shards'."
+        )
     try:
         index: Index = pkgutil.resolve_name(SOURCES[config.source])(config)
     except OSError as error:

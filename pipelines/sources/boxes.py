@@ -246,7 +246,9 @@ def with_boxes(index: Index, file: Path) -> Index:
     keypoints_px, targets = boxes.labels.get("keypoints_px"), {}
     if "xyz_m" in boxes.labels:
         xyz_m = boxes.labels["xyz_m"].reshape(-1, len(HAND), 3)
-        cameras = _cameras(boxes.labels.get("camera_px"), len(xyz_m))
+        cameras = np.zeros((len(xyz_m), 3, 3), np.float32)
+        cameras[:, 2, 2] = 1
+        cameras[:, [0, 1, 0, 1], [0, 1, 2, 2]] = boxes.labels.get("camera_px", np.nan)  # NaN where a hand has none
         targets = {"K": cameras, "xyz_m": xyz_m}
         if keypoints_px is None:
             keypoints_px = project_px(cameras.astype(np.float64), xyz_m.astype(np.float64)).astype(np.float32)
@@ -259,14 +261,6 @@ def with_boxes(index: Index, file: Path) -> Index:
         label_file=str(file),
         labelled_size_px=boxes.size_px,
     )
-
-
-def _cameras(camera_px: FloatArray | None, hands: int) -> FloatArray:
-    """Camera matrices (M, 3, 3) from fx, fy, cx, cy (M, 4); NaN where a hand has none."""
-    cameras = np.zeros((hands, 3, 3), np.float32)
-    cameras[:, 2, 2] = 1
-    cameras[:, [0, 1, 0, 1], [0, 1, 2, 2]] = np.nan if camera_px is None else camera_px
-    return cameras
 
 
 def _with_whole_images(boxes: Boxes, file: Path, names: Sequence[str]) -> FloatArray:

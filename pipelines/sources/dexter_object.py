@@ -85,7 +85,8 @@ def load_dexter_object(config: DataConfig) -> Index:
             )
         frames.sort(key=lambda name: (len(name), name))  # image_10 after image_9
         paths += [f"data/{sequence}/color/{frame}" for frame in frames]
-    tips_m = _in_colour_camera(np.concatenate(tips))  # (N, 5, 3)
+    tips_mm = np.concatenate(tips) * [-1, -1, 1]  # (N, 5, 3), x right, y down, z forward
+    tips_m = (tips_mm @ DEPTH_TO_COLOUR_MM[:, :3].T + DEPTH_TO_COLOUR_MM[:, 3]) / 1000
     kept = np.flatnonzero(np.isfinite(tips_m[..., 2]).any(axis=1))
     if len(kept) < len(paths) or len(present) < len(SEQUENCES):
         used = f"{len(kept)} of {len(paths)} frames are used, of {len(present)} of {len(SEQUENCES)} sequences"
@@ -125,8 +126,3 @@ def _tips_mm(file: Path) -> DoubleArray:
     tips = np.array(tips_mm).reshape(-1, len(TIPS), 3)
     tips[(tips[..., 2] == NOT_ANNOTATED_MM) | (tips[..., 2] <= 0)] = np.nan
     return tips
-
-
-def _in_colour_camera(tips_mm: DoubleArray) -> DoubleArray:
-    """Transform to the colour camera's frame: metres, x right, y down, z forward."""
-    return np.asarray(tips_mm * [-1, -1, 1] @ DEPTH_TO_COLOUR_MM[:, :3].T + DEPTH_TO_COLOUR_MM[:, 3]) / 1000

@@ -76,7 +76,13 @@ def load_ho3d(config: DataConfig) -> Index:
     xyz_m, label_file = tables["xyz_m"], root / folder / "*/meta"
     if part == "evaluation" and (root / "evaluation_xyz.json").is_file():
         label_file = root / "evaluation_xyz.json"
-        xyz_m = _evaluation_xyz(label_file, len(frames))[places]
+        joints = read_json_array(label_file, (len(HAND), 3))
+        if len(joints) != len(frames):
+            raise UserError(
+                f"{label_file}: keypoints of {len(joints)} frames, but evaluation.txt lists {len(frames)}. Use both of "
+                "one version."
+            )
+        xyz_m = _in_our_frame(joints[places])
     keypoints_px = project_px(tables["K"], xyz_m)
     # The annotated box counts where a keypoint is not known.
     whole = np.isfinite(keypoints_px).reshape(len(places), -1).all(axis=1, keepdims=True)
@@ -176,12 +182,3 @@ def _numbers(file: Path, content: dict[str, Any], key: str, shapes: Sequence[tup
         expected = " or ".join(" x ".join(map(str, shape)) for shape in shapes)
         raise UserError(f"{file}: {key} is {found}; expected {expected} finite numbers. Unpack the dataset again.")
     return array
-
-
-def _evaluation_xyz(file: Path, frames: int) -> DoubleArray:
-    joints = read_json_array(file, (len(HAND), 3))
-    if len(joints) != frames:
-        raise UserError(
-            f"{file}: keypoints of {len(joints)} frames, but evaluation.txt lists {frames}. Use both of one version."
-        )
-    return _in_our_frame(joints)

@@ -60,24 +60,16 @@ def load_youtube3d(config: DataConfig) -> Index:
         UserError: a file is missing or does not fit the layout, or no frame exists.
     """
     refuse_key(config, "box", "YouTube3DHands has its own boxes, one for each hand of a frame")
-    part = _part(config)
-    annotations = Path(config.root) / f"youtube_{part}.json"
+    root, part = Path(config.root), "val" if config.split == "val" else "train"
+    if config.part == "evaluation":
+        refuse_key(config, "split", "YouTube3DHands' test images are not split")
+        part = "test"
+    annotations = root / f"youtube_{part}.json"
     files, regressor = [annotations], None
     if config.regressor is not None:
         files.append(Path(config.regressor))
         regressor = keypoint_regressor(read_regressor(files[1]))
     hands = remembered("youtube3d-1", files, lambda: _read_hands(annotations, regressor))
-    return _index(Path(config.root), part, hands)
-
-
-def _part(config: DataConfig) -> str:
-    if config.part == "training":
-        return "val" if config.split == "val" else "train"
-    refuse_key(config, "split", "YouTube3DHands' test images are not split")
-    return "test"
-
-
-def _index(root: Path, part: str, hands: Tables) -> Index:
     names: list[str] = hands["names"].tolist()
     stored = stored_images(root, [name.rpartition(".")[0] for name in names])
     there = np.array([stored[image] is not None for image in hands["image"].tolist()], bool)
@@ -90,7 +82,7 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
         log.warning(
             "%s: %d of %d hands are used. Left out are %d without a frame, and %d whose frame has another aspect ratio "
             "than its annotation. For %d, whose frame has another size, boxes and keypoints were scaled",
-            root / f"youtube_{part}.json", len(kept), len(there), missing, misfits, scaled,
+            annotations, len(kept), len(there), missing, misfits, scaled,
         )  # fmt: skip
     low_px, high_px = hands["low_px"][kept] * scale, hands["high_px"][kept] * scale
     keypoints_px, targets = None, {}
@@ -107,7 +99,7 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
         mirror=hands["is_left"][kept],
         group=images,
         targets=targets,
-        label_file=str(root / f"youtube_{part}.json"),
+        label_file=str(annotations),
     )
 
 

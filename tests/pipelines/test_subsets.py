@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,9 +40,3 @@ def test_seeds_choose_differently_and_each_choice_is_fixed() -> None:
 
 GOLDEN = [8, 10, 12, 25, 66]
 """A published subset must never move."""
-
-
-@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1])
-def test_a_fraction_is_one(fraction: float) -> None:
-    with pytest.raises(ValueError, match="above 0 and at most 1"):
-        in_fraction(np.arange(3), fraction, seed=0)
