@@ -25,7 +25,7 @@ import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import PipelinesConfig
-from peclr_dali.pipelines.files.check import check_image, displayed_size_px
+from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.runner import FileDecoder
@@ -103,7 +103,7 @@ def check_data(
         except BadImage as error:
             reasons[path].append(str(error))
         else:
-            size_px[rows_of[path]] = displayed_size_px(file)[::-1]
+            size_px[rows_of[path]] = file.displayed_size_px[::-1]
             return file
         return None
 

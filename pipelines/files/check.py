@@ -71,12 +71,6 @@ def _kind_of(data: bytes) -> str:
     return f"bytes of an unknown kind, which begin with {data[:12]!r}"
 
 
-def displayed_size_px(file: ImageFile) -> tuple[int, int]:
-    """Height and width of an image as displayed, with its EXIF orientation applied."""
-    height, width = file.size_px
-    return (width, height) if file.orientation > 4 else (height, width)
-
-
 def image_sizes_px(read: Callable[[T], bytes], images: Iterable[T], *, stored: bool = False) -> IntArray:
     """Heights and widths (N, 2) of images as displayed (EXIF orientation applied), or as they are `stored`.
 
@@ -90,7 +84,7 @@ def image_sizes_px(read: Callable[[T], bytes], images: Iterable[T], *, stored: b
         except (OSError, BadImage):
             sizes_px.append((0, 0))
         else:
-            sizes_px.append(file.size_px if stored else displayed_size_px(file))
+            sizes_px.append(file.size_px if stored else file.displayed_size_px)
     return np.array(sizes_px, np.int64).reshape(-1, 2)
 
 

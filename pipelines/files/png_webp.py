@@ -19,7 +19,6 @@ _PNG_BYTES_PER_BYTE = 1032
 
 _chunk = struct.Struct(">I4s").unpack_from
 _header = struct.Struct(">IIBBBBB").unpack_from
-_crc = struct.Struct(">I").unpack_from
 
 
 def check_png(data: bytes) -> ImageFile:
@@ -40,7 +39,7 @@ def check_png(data: bytes) -> ImageFile:
         end = at + 8 + length
         if end + 4 > size:
             raise BadImage(f"PNG chunk at byte {at} has {length} bytes, more than the rest of the file ({size} bytes)")
-        if zlib.crc32(memoryview(data)[at + 4 : end]) != _crc(data, end)[0]:
+        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
             raise BadImage(f"PNG chunk at byte {at} is damaged (wrong checksum)")
         if kind == b"IHDR":
             if raw_bytes or length != 13:

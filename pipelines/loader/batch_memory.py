@@ -23,10 +23,7 @@ class PixelBuffers:
 
     def tensor(self) -> Tensor:
         """An uninitialised uint8 tensor of this shape. Its memory is reused when nothing refers to it any more."""
-        try:
-            buffer = self._spare.pop()
-        except IndexError:
-            buffer = np.empty(self.shape, np.uint8)  # NumPy asks for huge pages
+        buffer = self._spare.pop() if self._spare else np.empty(self.shape, np.uint8)  # NumPy asks for huge pages
         lent = buffer.view()  # lives as long as a tensor shares its memory; the buffer outlives it
         weakref.finalize(lent, self._spare.append, buffer).atexit = False
         return from_numpy(lent)

@@ -55,9 +55,9 @@ def load_coco(config: DataConfig) -> Index:
     refuse_key(config, "part", "COCO's annotations have no parts, but data.split and data.annotations")
     root = Path(config.root)
     file = root / (config.annotations or ANNOTATIONS)
-    expected = "keypoints in COCO's JSON format"
     names, labels, bboxes, sizes_px = list[str](), [], [], []
-    with dataset_file(file, expected, "Check data.root and data.annotations, or mend the file.") as path:
+    remedy = "Check data.root and data.annotations, or mend the file."
+    with dataset_file(file, "keypoints in COCO's JSON format", remedy) as path:
         content = parse_json(path.read_bytes())
         order = _order_of_keypoints(file, content["categories"])
         for place, entry, name, size_px in coco_annotations(file, content):

@@ -20,15 +20,13 @@ from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.arrays import BoolArray, DoubleArray
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import Index, project_px
-from peclr_dali.pipelines.samples.subsets import hash_of_name, refuse_key
+from peclr_dali.pipelines.samples.subsets import HELD_OUT_FRAC, hash_of_name, refuse_key
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, read_json_array
 from peclr_dali.pipelines.sources.label_files.pickles import MANO_TO_KEYPOINTS, read_numpy_pickle
 from peclr_dali.pipelines.sources.label_files.remembered import Tables, remembered
 from peclr_dali.pipelines.sources.label_files.stored_images import stored_images
 from peclr_dali.skeleton import HAND
-
-VALIDATION_FRAC = 0.1
 
 OPENGL_TO_CAMERA = (1.0, -1.0, -1.0)
 """Signs that turn the annotations' axes (y up, negative z forward) into those of `Index` (y down, z forward)."""
@@ -139,7 +137,7 @@ def _in_split(root: Path, frames: Sequence[tuple[str, str]], split: str) -> Bool
     recordings = sorted(set(of_frame), key=hash_of_name)
     if len(recordings) < 2:
         raise UserError(f"{root}: one recording, {recordings[0]!r}, cannot be split. Use split 'all', or a larger set.")
-    held_out = set(recordings[: max(1, round(VALIDATION_FRAC * len(recordings)))])
+    held_out = set(recordings[: max(1, round(HELD_OUT_FRAC * len(recordings)))])
     return np.array([(recording in held_out) == (split == "val") for recording in of_frame], bool)
 
 

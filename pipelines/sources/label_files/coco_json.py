@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, file_name
@@ -42,24 +42,12 @@ def _plain_id(number: Any) -> str:
     return str(number).removesuffix(".0")
 
 
-class Annotation(NamedTuple):
-    """A hand in COCO's JSON format.
-
-    Attributes:
-        place: where it is, for messages.
-        entry: the annotation itself.
-        name: the image's file name.
-        size_px: (2,) width and height of the image as the file says, NaN for what it does not.
-    """
-
-    place: str
-    entry: dict[str, Any]
-    name: str
-    size_px: DoubleArray
-
-
-def coco_annotations(file: Path, content: Any) -> Iterator[Annotation]:
+def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, Any], str, DoubleArray]]:
     """The annotations of a file but those of crowds, in its order.
+
+    Yields:
+        Where it is, for messages; the annotation itself; the image's file name; and (2,) width and height of the image
+        as the file says, NaN for what it does not.
 
     Raises:
         UserError: an annotation is of an image that the file does not list, or several images have the same id.
@@ -72,7 +60,7 @@ def coco_annotations(file: Path, content: Any) -> Iterator[Annotation]:
         place = f"{file}, annotation {number}"
         row = listed.row(entry["image_id"], place)
         if not int(entry.get("iscrowd") or 0):
-            yield Annotation(place, entry, file_name(images[row]["file_name"]), sizes_px[row])
+            yield (place, entry, file_name(images[row]["file_name"]), sizes_px[row])
 
 
 def _size_px(image: dict[str, Any]) -> DoubleArray:

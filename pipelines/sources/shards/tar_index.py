@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.arrays import AnyArray, IntArray
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.folder import IMAGE_ENDINGS
 from peclr_dali.writing import whole_file
@@ -47,13 +46,13 @@ class TarIndex:
     """
 
     name: str
-    tars: npt.NDArray[np.str_]
+    tars: AnyArray
     tar_bytes: IntArray
-    members: npt.NDArray[np.bytes_]
+    members: AnyArray
     tar: IntArray
     offset: IntArray
     size: IntArray
-    labels: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    labels: Mapping[str, AnyArray] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -77,7 +76,7 @@ class TarIndex:
 _PLACES = ("tars", "tar_bytes", "members", "tar", "offset", "size")
 
 
-def label_arrays(index: Index) -> dict[str, npt.NDArray[Any]]:
+def label_arrays(index: Index) -> dict[str, AnyArray]:
     """The labels of an index by the names that `TarIndex.labels` has."""
     arrays = {name: getattr(index, name) for name in LABELS}
     arrays |= {TARGET + name: one for name, one in index.targets.items()}
