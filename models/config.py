@@ -5,7 +5,7 @@ This file imports neither torch nor DALI nor Numba, so that a mistake in a confi
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
@@ -16,10 +16,10 @@ from peclr_dali.skeleton import HAND
 Variant = Literal["paper", "upstream", "direct", "none"]
 Extent = Literal["axis", "scalar"]
 
-NT_XENT: Final = "nt_xent"
+NT_XENT = "nt_xent"
 """Value of `loss.name`, unless a program brings its own loss."""
 
-ENCODERS: Final = {
+ENCODERS = {
     **dict.fromkeys(
         ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"), "peclr_dali.models.encoders:ResNet"
     ),
@@ -27,7 +27,7 @@ ENCODERS: Final = {
 }
 """Name of an encoder, or of a family up to its slash -> "module:class" of its `Encoder`, imported when it is built."""
 
-WEIGHTS_EXPECTED: Final = (
+WEIGHTS_EXPECTED = (
     'the weights of a torchvision ResNet or a model of timm (.pth or .safetensors), "imagenet" or "random"'
 )
 

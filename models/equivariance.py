@@ -78,23 +78,21 @@ def undo_view(
         (N, D), in the dtype of `projection`.
 
     Raises:
-        TypeError: a tensor is none, or not of floats; a number is none.
-        ValueError: D is odd, the shapes or devices do not fit, `matrix` is on a CPU and not finite, there is no such
+        TypeError: a tensor is none, or not of floats.
+        ValueError: D is odd, the shapes do not fit, `matrix` is on a CPU and not finite, there is no such
             `variant` or `range_`, or "direct" lacks `output_side_px`.
     """
     require_floats("projection", projection, ("N", "D"))
     if projection.shape[1] % 2:
         raise ValueError(f"projection has shape {tuple(projection.shape)}, expected (N, D) with D even")
-    require_floats("matrix", matrix, (len(projection), 2, 3), like=projection)
+    require_floats("matrix", matrix, (len(projection), 2, 3))
     if matrix.device.type == "cpu" and not matrix.isfinite().all():  # a GPU would have to be waited for
         raise ValueError("matrix has NaN or infinity: a view's matrix is finite")
     for name, value, known in (("variant", variant, get_args(Variant)), ("range_", range_, get_args(Extent))):
         if value not in known:
             raise ValueError(f"{name} = {value!r}: expected one of {', '.join(known)}")
     if isinstance(translation_scale, Tensor):
-        require_floats("translation_scale", translation_scale, (len(projection),), like=projection)
-    elif not isinstance(translation_scale, int | float):
-        raise TypeError(f"translation_scale = {translation_scale!r}: expected a number, or a tensor (N,)")
+        require_floats("translation_scale", translation_scale, (len(projection),))
     if variant == "none":
         return projection
     matrix = matrix.to(projection.dtype)

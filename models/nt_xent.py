@@ -135,12 +135,12 @@ def _in_tiles(unit: Tensor, rows: range, temperature: float, *, with_gradient: b
     return total, None if gradient is None else gradient.div_(temperature)
 
 
-def require_floats(name: str, value: Any, shape: Sequence[int | str], *, like: Tensor | None = None) -> None:
-    """Check a tensor of floats. A letter in `shape` stands for any size above 0. With `like`, the device is that of it.
+def require_floats(name: str, value: Any, shape: Sequence[int | str]) -> None:
+    """Check a tensor of floats. A letter in `shape` stands for any size above 0.
 
     Raises:
         TypeError: it is no tensor, not dense, or not of real floats.
-        ValueError: it has another shape, or is on another device.
+        ValueError: it has another shape.
     """
     wanted = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout != torch.strided:
@@ -150,8 +150,6 @@ def require_floats(name: str, value: Any, shape: Sequence[int | str], *, like: T
         size == 0 if isinstance(one, str) else size != one for size, one in zip(value.shape, shape, strict=True)
     ):
         raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {wanted}")
-    if like is not None and value.device != like.device:
-        raise ValueError(f"{name} is on {value.device}, expected {like.device}, where the other tensors are")
 
 
 def require_pairs(embeddings: Any, *, least: int = 1) -> None:

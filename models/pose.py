@@ -79,12 +79,6 @@ def normalize_keypoints(keypoints_px: Tensor, intrinsics: Tensor) -> Tensor:
     return torch.stack([(fy * x - skew * y) / determinant, (fx * y - sheer * x) / determinant], dim=2)
 
 
-def is_mirrored(intrinsics: Tensor) -> Tensor:
-    """Which views show their sources in a mirror: (N, 3, 3) intrinsics -> (N,) bool, true where K' has det < 0."""
-    determinant = intrinsics[:, 0, 0] * intrinsics[:, 1, 1] - intrinsics[:, 0, 1] * intrinsics[:, 1, 0]
-    return determinant < 0
-
-
 def project(joints: Tensor, intrinsics: Tensor) -> Tensor:
     """Project points (N, J, 3) in the camera's frame, in any unit, to pixels (N, J, 2) by intrinsics (N, 3, 3)."""
     homogeneous = joints @ intrinsics.mT
@@ -207,8 +201,9 @@ class PoseNetwork(nn.Module):
         solved = solve_root_depth(normalized, relative_depth, HAND.reference_bone, least_discriminant=_FLOOR).detach()
         root_depth = unrefined = solved.clamp(*ROOT_DEPTH_RANGE)
         if self.refinement is not None:
-            # The refinement sees what the encoder sees: the mirrored hand, if the view is mirrored.
-            seen_x = torch.where(is_mirrored(intrinsics)[:, None], -normalized[..., 0], normalized[..., 0])  # (N, K)
+            # The refinement sees what the encoder sees: the mirrored hand, if the view is mirrored (det K' < 0).
+            determinant = intrinsics[:, 0, 0] * intrinsics[:, 1, 1] - intrinsics[:, 0, 1] * intrinsics[:, 1, 0]
+            seen_x = torch.where(determinant[:, None] < 0, -normalized[..., 0], normalized[..., 0])  # (N, K)
             seen = torch.stack([seen_x, normalized[..., 1]], dim=2)  # (N, K, 2)
             root_depth = unrefined + self.refinement(seen, relative_depth, unrefined)
         joints = back_project(normalized, relative_depth + root_depth[:, None])

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
 
 log = logging.getLogger(__name__)
 
-_RATES: Final = ("drop_prob", "drop_rate", "attn_drop_p", "dropout")
+_RATES = ("drop_prob", "drop_rate", "attn_drop_p", "dropout")
 """Attributes that hold rates of dropout and stochastic depth, besides `p` and `prob` of modules named Drop."""
 
 

@@ -8,7 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -18,10 +18,10 @@ from peclr_dali.errors import UserError
 
 State = dict[str, Tensor]
 
-OURS: Final = ("encoder.resnet.", "encoder.network.")
+OURS = ("encoder.resnet.", "encoder.network.")
 """What the names of an encoder's tensors begin with in a checkpoint of this project."""
 
-_CHILDREN: Final = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
+_CHILDREN = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
 """torchvision's names of the modules 0, 1, ... of `nn.Sequential(*resnet.children())`."""
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def require_finite(state: Mapping[str, Tensor], origin: str) -> None:
             raise UserError(f"{origin}: {name} {found}. Name another file")
 
 
-_FAULTS_NAMED: Final = 3
+_FAULTS_NAMED = 3
 
 
 def load_strictly(network: nn.Module, state: Mapping[str, Tensor], *, origin: str, model: str) -> None:

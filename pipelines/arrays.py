@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-DoubleArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
+DoubleArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+PixelArray = npt.NDArray[np.uint8]
+AnyArray = npt.NDArray[Any]

@@ -6,14 +6,12 @@ They are not frozen, because Lightning converts the types of tensors by writing 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import AnyArray, FloatArray
 
 
 @dataclass(eq=False)
@@ -59,7 +57,7 @@ class Batch:
     samples: Tensor
     positions: Tensor
     bad: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    all_keypoints_px: npt.NDArray[np.float32] | None = None
+    all_keypoints_px: FloatArray | None = None
 
     def __post_init__(self) -> None:
         of_views = (tensor for view in self.views for tensor in vars(view).values())
@@ -95,7 +93,7 @@ class Batch:
         return affine[..., 0] * points_px[..., :1] + affine[..., 1] * points_px[..., 1:] + affine[..., 2]
 
 
-def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+def to_device(array: AnyArray, device: torch.device) -> Tensor:
     """The array as a tensor on a device: on a CPU it shares the array's memory, on a GPU it is a copy.
 
     The host does not wait for the copy, since it is made from pinned memory. Torch does not use the pinned memory again

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -16,13 +16,13 @@ from pydantic.dataclasses import dataclass
 from peclr_dali.bounds import STRICT, Count, Factor, Fraction, Positive, PositiveFraction, Queue, Seed, Threads, one_of
 from peclr_dali.errors import UserError
 
-SOURCES: Final = {
+SOURCES = {
     name: f"peclr_dali.pipelines.sources.{name}:load_{name}"
     for name in ("freihand", "youtube3d", "ho3d", "dexter_object", "coco", "folder", "shards")
 }
 """Layout -> "module:function" that makes an `Index` from a `DataConfig`; imported when it is called."""
 
-WITH_PARTS: Final = ("freihand", "youtube3d", "ho3d")
+WITH_PARTS = ("freihand", "youtube3d", "ho3d")
 """The layouts with a training and an evaluation part (`DataConfig.part`)."""
 
 
@@ -126,15 +126,6 @@ def box_file(config: DataConfig) -> Path | None:
 def is_address(root: str) -> bool:
     """Whether `data.root` is an address, such as "s3://bucket/folder", and not a folder."""
     return re.match(r"\w[\w+.:-]*://", root) is not None
-
-
-def refuse_address(config: DataConfig) -> None:
-    """Raise a `UserError` if `data.root` is an address but the source is not "shards"."""
-    if is_address(config.root) and config.source != "shards":
-        raise UserError(
-            f"data.root = {config.root!r}: only shards are read at an address, and data.source is {config.source!r}. "
-            "Pack the data with 'python cli.py pack', copy the shards there, and set data.source = 'shards'."
-        )
 
 
 def refuse_among_images(out: Path, sources: Iterable[DataConfig]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
 
 import numpy as np
 
@@ -19,7 +18,7 @@ class Stream(IntEnum):
     PARTNER = 3
 
 
-MOST_VIEWS: Final = 2**8
+MOST_VIEWS = 2**8
 """Largest number of views, and of sources: a view's number has eight bits of the key."""
 
 

@@ -27,13 +27,12 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
-from peclr_dali.pipelines.render.chunk import chunk_of
+from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.runner import FileDecoder
 from peclr_dali.pipelines.render.settings import Settings, choose_settings
-from peclr_dali.pipelines.samples.image_sizes import displayed_size_px
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.validate import find_faults
-from peclr_dali.pipelines.sources.bad_list import write_bad_list
+from peclr_dali.pipelines.sources import write_bad_list
 
 DOES_NOT_DECODE: Final = "its compressed data does not decode"
 ENDS_THE_DECODER: Final = "ends the decoder's process, or keeps it busy for minutes"
@@ -56,7 +55,7 @@ def decode(settings: Settings, files: Sequence[ImageFile]) -> bool:
     """
     if not files:
         return True
-    decoder, chunk = _decoder_of(replace(settings, regions=False)), chunk_of(files)
+    decoder, chunk = _decoder_of(replace(settings, regions=False)), Chunk(np.arange(len(files)), files=files)
     return decoder.decodes(chunk) if len(files) == 1 else decoder.error(chunk) is None
 
 
@@ -104,7 +103,7 @@ def check_data(
         except BadImage as error:
             reasons[path].append(str(error))
         else:
-            size_px[rows_of[path]] = displayed_size_px(file)[::-1]
+            size_px[rows_of[path]] = file.displayed_size_px[::-1]
             return file
         return None
 

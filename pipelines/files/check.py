@@ -1,4 +1,4 @@
-"""Checks a file's structure before DALI's decoder may see it, and reads its header.
+"""Checks a file's structure before DALI's decoder may see it, and reads the image's size.
 
 A file that DALI 2.4 cannot parse raises no error in `fn.decoders.image`: it ends the process. So the structure of every
 file is checked first, of JPEGs by a compiled kernel. The compressed data may still be damaged; DALI then raises an
@@ -8,20 +8,22 @@ error or decodes it. PNGs and WebPs are passed on without their metadata.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
-import numpy.typing as npt
 from numba import types
 
 from peclr_dali.numba_cache import cached
+from peclr_dali.pipelines.arrays import IntArray, PixelArray
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES, BadImage, ImageFile
-from peclr_dali.pipelines.files.jpeg import NO_JPEG, SOUND, jpeg_reason, walk_jpeg
+from peclr_dali.pipelines.files.jpeg import JPEG_FAULTS, NO_JPEG, SOUND, walk_jpeg
 from peclr_dali.pipelines.files.png_webp import PNG_START, check_png, check_webp
 
-_OTHER_KINDS: Final = (
+T = TypeVar("T")
+
+_OTHER_KINDS = (
     (0, b"GIF8", "GIF is not read"),
     (0, b"BM", "BMP is not read"),
     (0, b"II*\0", "TIFF is not read"),
@@ -36,7 +38,7 @@ _OTHER_KINDS: Final = (
 """Offset, bytes there, and what such a file is."""
 
 
-def check_image(data: bytes | npt.NDArray[np.uint8]) -> ImageFile:
+def check_image(data: bytes | PixelArray) -> ImageFile:
     """Check that a file is a JPEG, PNG or WebP with a complete structure, which DALI's decoder can read.
 
     The kind is read from the bytes of the whole file, not from its name. Bytes after the image's end are tolerated.
@@ -49,7 +51,7 @@ def check_image(data: bytes | npt.NDArray[np.uint8]) -> ImageFile:
     if fault == SOUND:
         return ImageFile(array, (first, second), at)
     if fault != NO_JPEG:
-        raise BadImage(jpeg_reason(fault, at, first, second, len(array)))
+        raise BadImage(JPEG_FAULTS[fault].format(at=at, first=first, second=second, size=len(array)))
     data = array.tobytes()
     if data.startswith(PNG_START):
         return check_png(data)
@@ -67,6 +69,28 @@ def _kind_of(data: bytes) -> str:
     if data[:256].lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
         return "HTML or XML, not an image"
     return f"bytes of an unknown kind, which begin with {data[:12]!r}"
+
+
+def image_sizes_px(read: Callable[[T], bytes], images: Iterable[T], *, stored: bool = False) -> IntArray:
+    """Heights and widths (N, 2) of images as displayed (EXIF orientation applied), or as they are `stored`.
+
+    They are 0 for what cannot be read or is no image. `read` gives the bytes of an image, as `Index.read` of a row does
+    and `read_file` of a path.
+    """
+    sizes_px = []
+    for image in images:
+        try:
+            file = check_image(read(image))
+        except (OSError, BadImage):
+            sizes_px.append((0, 0))
+        else:
+            sizes_px.append(file.size_px if stored else file.displayed_size_px)
+    return np.array(sizes_px, np.int64).reshape(-1, 2)
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most `most` of the numbers below `count`, evenly spread."""
+    return sorted(set(np.linspace(0, count - 1, min(count, most)).astype(int).tolist()))
 
 
 # Functions of the C library, with the types of 64-bit Linux.

@@ -7,22 +7,21 @@ orientation is part of the map from stored pixels to the view.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.numba_cache import cached
-from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.arrays import AnyArray, IntArray, PixelArray
 
-MAX_PIXELS: Final = 100_000_000
+MAX_PIXELS = 100_000_000
 """Largest number of pixels of an image: 300 MB of RGB. A header with more is damaged or an attack."""
 
-MAX_FILE_BYTES: Final = 2**28
+MAX_FILE_BYTES = 2**28
 """Largest file that is read. A file with `MAX_PIXELS` pixels is rarely larger."""
 
-MIN_PIXELS: Final = 4
+MIN_PIXELS = 4
 """Smallest number of pixels of an image, since the CPU's kernel reads eight bytes at once."""
 
 
@@ -31,16 +30,23 @@ class BadImage(ValueError):  # noqa: N818 - it is the file that is bad, and mess
 
 
 class ImageFile(NamedTuple):
-    """A checked file for the decoder."""
+    """A checked file for the decoder.
 
-    encoded: npt.NDArray[np.uint8]
-    """(bytes,) of the file; of a PNG or WebP, without metadata."""
+    Attributes:
+        encoded: (bytes,) of the file; of a PNG or WebP, without metadata.
+        size_px: height and width as stored.
+        orientation: Exif's; 1 is upright, 2 to 8 are rotated or mirrored.
+    """
 
+    encoded: PixelArray
     size_px: tuple[int, int]
-    """Height and width as stored. `displayed_size_px` in `samples/image_sizes.py` gives those of the upright image."""
-
     orientation: int = 1
-    """Exif's orientation: 1 is upright, 2 to 8 are rotated or mirrored."""
+
+    @property
+    def displayed_size_px(self) -> tuple[int, int]:
+        """Height and width as displayed, with the orientation applied."""
+        height, width = self.size_px
+        return (width, height) if self.orientation > 4 else (height, width)
 
     @property
     def is_jpeg(self) -> bool:
@@ -120,7 +126,7 @@ def upright_size_px(size_px: IntArray, orientation: IntArray) -> IntArray:
     return np.asarray(np.where(orientation[:, None] > 4, size_px[:, ::-1], size_px))
 
 
-def stored_to_upright_px(size_px: IntArray, orientation: IntArray) -> npt.NDArray[np.number]:
+def stored_to_upright_px(size_px: IntArray, orientation: IntArray) -> AnyArray:
     """(N, 2, 3) maps from stored pixels (x, y) to upright ones, both corner-based; arguments as `upright_size_px`."""
     linear = _UPRIGHT[orientation - 1]
     # A reversed axis starts at the opposite border.

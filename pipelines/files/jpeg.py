@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numba
 import numpy as np
@@ -11,11 +11,11 @@ from peclr_dali.numba_cache import cached
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS, read_orientation, size_reason
 
 # A Huffman-coded scan spends at least one bit on each 8 x 8 block, so one byte codes at most 8 * 64 pixels.
-_JPEG_PIXELS_PER_BYTE: Final = 512
+_JPEG_PIXELS_PER_BYTE = 512
 
-SOUND: Final = 0
-NO_JPEG: Final = 1
-_FAULTS: Final = {
+SOUND = 0
+NO_JPEG = 1
+JPEG_FAULTS = {
     2: "JPEG cut in its header after {size} bytes",
     3: "JPEG without a marker at byte {at}",
     4: "JPEG segment {first:02X} at byte {at} of length {second} in a file of {size} bytes",
@@ -30,7 +30,7 @@ _FAULTS: Final = {
     13: "JPEG header of {first} pixels in a file of only {size} bytes",
     14: "JPEG cut after {size} bytes: no end marker",
 }
-"""Result of `walk_jpeg` other than `SOUND` and `NO_JPEG` -> message."""
+"""Result of `walk_jpeg` other than `SOUND` and `NO_JPEG` -> message, given its numbers and the file's size in bytes."""
 
 
 @cached(numba.njit, nogil=True)
@@ -104,8 +104,3 @@ def _is_exif(data: Any, start: int, end: int) -> bool:
         return False
     a, b, c, d, e, f = data[start : start + 6]
     return bool(a == 0x45 and b == 0x78 and c == 0x69 and d == 0x66 and e == 0 and f == 0)
-
-
-def jpeg_reason(fault: int, at: int, first: int, second: int, size: int) -> str:
-    """The message of a fault that `walk_jpeg` found; `size` is the file's size in bytes."""
-    return _FAULTS[fault].format(at=at, first=first, second=second, size=size)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Final
 
 import numpy as np
 
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile, read_orientation, require_pixels
 
-PNG_START: Final = b"\x89PNG\r\n\x1a\n"
-_PNG_DEPTHS: Final = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
-_PNG_CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+PNG_START = b"\x89PNG\r\n\x1a\n"
+_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # The bit of a chunk's name that marks it as not needed for the pixels.
-_PNG_ANCILLARY: Final = 0x20
+_PNG_ANCILLARY = 0x20
 # Deflate cannot compress by more than 1032.
-_PNG_BYTES_PER_BYTE: Final = 1032
+_PNG_BYTES_PER_BYTE = 1032
 
 _chunk = struct.Struct(">I4s").unpack_from
 _header = struct.Struct(">IIBBBBB").unpack_from
-_crc = struct.Struct(">I").unpack_from
 
 
 def check_png(data: bytes) -> ImageFile:
@@ -41,7 +39,7 @@ def check_png(data: bytes) -> ImageFile:
         end = at + 8 + length
         if end + 4 > size:
             raise BadImage(f"PNG chunk at byte {at} has {length} bytes, more than the rest of the file ({size} bytes)")
-        if zlib.crc32(memoryview(data)[at + 4 : end]) != _crc(data, end)[0]:
+        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
             raise BadImage(f"PNG chunk at byte {at} is damaged (wrong checksum)")
         if kind == b"IHDR":
             if raw_bytes or length != 13:
@@ -71,8 +69,8 @@ def _png_raw_bytes(data: bytes, at: int) -> int:
     return require_pixels("PNG", width, height) * depth * _PNG_CHANNELS[colour] // 8 or 1
 
 
-_WEBP_ANIMATED: Final = 2
-_WEBP_ALPHA: Final = 16
+_WEBP_ANIMATED = 2
+_WEBP_ALPHA = 16
 
 _riff_chunk = struct.Struct("<4sI").unpack_from
 

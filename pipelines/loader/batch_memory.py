@@ -6,11 +6,10 @@ import weakref
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, from_numpy
 
-from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.arrays import IntArray, PixelArray
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.samples.index import Index
 
@@ -20,14 +19,11 @@ class PixelBuffers:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
-        self._spare: list[npt.NDArray[np.uint8]] = []
+        self._spare: list[PixelArray] = []
 
     def tensor(self) -> Tensor:
         """An uninitialised uint8 tensor of this shape. Its memory is reused when nothing refers to it any more."""
-        try:
-            buffer = self._spare.pop()
-        except IndexError:
-            buffer = np.empty(self.shape, np.uint8)  # NumPy asks for huge pages
+        buffer = self._spare.pop() if self._spare else np.empty(self.shape, np.uint8)  # NumPy asks for huge pages
         lent = buffer.view()  # lives as long as a tensor shares its memory; the buffer outlives it
         weakref.finalize(lent, self._spare.append, buffer).atexit = False
         return from_numpy(lent)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import cv2
 import numba
 import numpy as np
-import numpy.typing as npt
 from numba.extending import register_jitable
 
 from peclr_dali.numba_cache import cached
-from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.arrays import AnyArray, FloatArray, IntArray, PixelArray
 from peclr_dali.pipelines.views.appearance import (
     ORDER,
     AppearanceConfig,
@@ -25,7 +24,6 @@ from peclr_dali.pipelines.views.appearance import (
     quantile,
 )
 
-Views = npt.NDArray[np.uint8]
 F, I32 = np.float32, np.int32
 
 for _helper in (grey, mix, quantile):  # which the loops below call
@@ -36,7 +34,7 @@ _AT_ONCE = 64
 """Views whose tables are made together."""
 
 
-def change_views(views: Views, rows: IntArray, draws: FloatArray, appearance: AppearanceConfig) -> None:
+def change_views(views: PixelArray, rows: IntArray, draws: FloatArray, appearance: AppearanceConfig) -> None:
     """Apply to some of N views, in place, the augmentations that their draws switch on.
 
     Args:
@@ -51,26 +49,21 @@ def change_views(views: Views, rows: IntArray, draws: FloatArray, appearance: Ap
         drawn = rows[draws[rows, column] > 0]
         for start in range(0, len(drawn), _AT_ONCE):
             chosen = drawn[start : start + _AT_ONCE]
-            _change(column, views, chosen, draws[chosen], appearance)
+            match column:
+                case Column.SOBEL:
+                    _sobel(views, chosen)
+                case Column.CUT_OUT:
+                    _cut_out(views, chosen, holes(draws[chosen]))
+                case Column.BLUR:
+                    _blur(views, chosen, blur_weights(draws[chosen]))
+                case Column.NOISE:
+                    hashes, levels = pixel_hashes(views.shape[1]), noise_levels(appearance.noise_std)
+                    _add_noise(views, chosen, noise_keys(draws[chosen]), hashes, levels)
+                case Column.COLOUR_DROP:
+                    _drop_colour(views, chosen)
 
 
-def _change(column: Column, views: Views, rows: IntArray, draws: FloatArray, appearance: AppearanceConfig) -> None:
-    """Apply one augmentation to the views at `rows` (n,), whose draws are (n, COLUMNS)."""
-    match column:
-        case Column.SOBEL:
-            _sobel(views, rows)
-        case Column.CUT_OUT:
-            _cut_out(views, rows, holes(draws))
-        case Column.BLUR:
-            _blur(views, rows, blur_weights(draws))
-        case Column.NOISE:
-            hashes = pixel_hashes(views.shape[1])
-            _add_noise(views, rows, noise_keys(draws), hashes, noise_levels(appearance.noise_std))
-        case Column.COLOUR_DROP:
-            _drop_colour(views, rows)
-
-
-def _sobel(views: Views, rows: IntArray) -> None:
+def _sobel(views: PixelArray, rows: IntArray) -> None:
     for row in rows:
         greys = cv2.transform(views[row].astype(F), np.array([[299, 587, 114]], F))
         across, down = cv2.Sobel(greys, cv2.CV_32F, 1, 0), cv2.Sobel(greys, cv2.CV_32F, 0, 1)
@@ -79,12 +72,12 @@ def _sobel(views: Views, rows: IntArray) -> None:
         views[row] = cv2.merge([np.minimum(length, F(255)).astype(np.uint8)] * 3)  # broadcasting is slower
 
 
-def _cut_out(views: Views, rows: IntArray, squares: Int32Array) -> None:
+def _cut_out(views: PixelArray, rows: IntArray, squares: Int32Array) -> None:
     for row, (left, top, side, level) in zip(rows, squares, strict=True):
         views[row, top : top + side, left : left + side] = level
 
 
-def _blur(views: Views, rows: IntArray, weights: FloatArray) -> None:
+def _blur(views: PixelArray, rows: IntArray, weights: FloatArray) -> None:
     for row, padded in zip(rows, weights, strict=True):
         taps = padded[padded > 0]  # a narrower blur has zeros at both ends
         blurred = cv2.sepFilter2D(views[row], cv2.CV_32F, taps, taps, borderType=cv2.BORDER_REFLECT_101)
@@ -92,9 +85,7 @@ def _blur(views: Views, rows: IntArray, weights: FloatArray) -> None:
 
 
 @compiled
-def _add_noise(
-    views: Views, rows: IntArray, keys: Int32Array, hashes: Int32Array, levels: npt.NDArray[np.int16]
-) -> None:
+def _add_noise(views: PixelArray, rows: IntArray, keys: Int32Array, hashes: Int32Array, levels: AnyArray) -> None:
     pixel_hash = hashes.reshape(-1)
     for m in range(len(rows)):
         pixels = views[rows[m]].reshape(-1)
@@ -104,7 +95,7 @@ def _add_noise(
 
 
 @compiled
-def _drop_colour(views: Views, rows: IntArray) -> None:
+def _drop_colour(views: PixelArray, rows: IntArray) -> None:
     for row in rows:
         pixels = views[row].reshape(-1, 3)
         for at in range(len(pixels)):

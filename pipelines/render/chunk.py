@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from peclr_dali.pipelines.files.image_file import ImageFile
 from peclr_dali.pipelines.views.plan import Plan
 
 _NO_PX, _NO_VIEWS = np.empty((0, 2), np.int64), np.empty((0, 0), np.float32)
-_NO_PLAN: Final = Plan(_NO_PX, _NO_PX, _NO_PX, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_PX)
+_NO_PLAN = Plan(_NO_PX, _NO_PX, _NO_PX, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_PX)
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,3 @@ class Chunk:
         """The file and the region of one image, to decode it by itself."""
         region = replace(_NO_PLAN, start_px=self.plan.start_px[[image]], shape_px=self.plan.shape_px[[image]])
         return Chunk(self.positions[:1], files=[self.files[image]], plan=region)
-
-
-def chunk_of(files: Sequence[ImageFile]) -> Chunk:
-    """A chunk of files that are decoded whole, without views."""
-    return Chunk(np.arange(len(files)), files=files)

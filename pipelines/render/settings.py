@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,30 +17,30 @@ from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import PipelinesConfig
-from peclr_dali.pipelines.samples.image_sizes import image_sizes_px, spread
+from peclr_dali.pipelines.files.check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.pipelines.views.plan import MAX_HALVINGS, most_halvings
 from peclr_dali.pipelines.views.regions import LEAST_PIXELS
 
-_CHUNK_BYTES: Final = 2**28
+_CHUNK_BYTES = 2**28
 """Largest size of a chunk's decoded images, in bytes. A few chunks are in memory at once."""
 
-_MOST: Final = 256
+_MOST = 256
 """Largest number of samples in a chunk, if none is configured."""
 
-_MOST_THREADS_ON_GPU: Final = 16
+_MOST_THREADS_ON_GPU = 16
 """Most threads if DALI decodes on a GPU and no number is configured. The GPU makes the pixels. The threads read files
 and undo their Huffman code, and DALI gives each its own buffers, on the GPU and in pinned memory."""
 
-_WITH_JPEG_ENGINES: Final = ((8, 0), (9, 0), (10, 0))
+_WITH_JPEG_ENGINES = ((8, 0), (9, 0), (10, 0))
 """Compute capabilities of the GPUs with engines that decode JPEGs beside the cores: A100, H100 and H200, B200."""
 
-_SIZES_READ: Final = 32
+_SIZES_READ = 32
 """Number of images whose size is read."""
 
-_HINT_STEP_PX: Final = 64
-_LARGEST_HINT_PX: Final = 4096
+_HINT_STEP_PX = 64
+_LARGEST_HINT_PX = 4096
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
+from peclr_dali.pipelines.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from peclr_dali.pipelines.config import is_address
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.partners import Partners
@@ -223,6 +223,13 @@ class Index:
                     "only this file cannot be read, replace or remove it."
                 ) from data
         return read
+
+
+def project_px(intrinsics: AnyArray, xyz_m: AnyArray) -> AnyArray:
+    """Project points (N, K, 3) to pixels (N, K, 2) by (N, 3, 3) or (3, 3). Points behind the camera give NaN."""
+    homogeneous = xyz_m @ np.swapaxes(intrinsics, -1, -2)
+    depth = np.where(homogeneous[..., 2:] > 0, homogeneous[..., 2:], np.nan)
+    return np.asarray(homogeneous[..., :2] / depth)
 
 
 def _read_or_error(path: str) -> Bytes:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.arrays import AnyArray, FloatArray, IntArray
 from peclr_dali.pipelines.config import is_address
 from peclr_dali.pipelines.samples.index import Bytes, Index, SourceRows, Store
 from peclr_dali.pipelines.samples.partners import Partners
@@ -64,12 +62,11 @@ class _JoinedStore(Store):
 
 def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:
     """The folder that holds all roots, and each root relative to it; if one is an address, the roots as they are."""
+    full = [root if is_address(root) else os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay
     if any(is_address(root) for root in roots):
-        full = [root if is_address(root) else os.path.abspath(root) for root in roots]  # noqa: PTH100
         return " + ".join(full), full
-    absolute = [os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay as they are
-    common = os.path.commonpath(absolute)
-    return common, [os.path.relpath(root, common) for root in absolute]
+    common = os.path.commonpath(full)
+    return common, [os.path.relpath(root, common) for root in full]
 
 
 def _join_targets(indices: Sequence[Index], counts: Sequence[int]) -> dict[str, FloatArray]:
@@ -82,8 +79,8 @@ def _join_targets(indices: Sequence[Index], counts: Sequence[int]) -> dict[str, 
 
 
 def _join_tables(
-    tables: Sequence[npt.NDArray[Any] | None], counts: Sequence[int], *, missing: float = np.nan
-) -> npt.NDArray[Any] | None:
+    tables: Sequence[AnyArray | None], counts: Sequence[int], *, missing: float = np.nan
+) -> AnyArray | None:
     """Concatenate tables. A table that is None is filled with `missing`; the result is None if all are None."""
     known = next((table for table in tables if table is not None), None)
     if known is None:

@@ -19,9 +19,8 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import DoubleArray, IntArray
-from peclr_dali.pipelines.randomness import MOST_VIEWS, Stream, philox
+from peclr_dali.pipelines.randomness import MOST_VIEWS, Stream, philox, uniforms
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.partners import draw_partners
 
 
 def build_order(index: Index, *, batch: int, seed: int) -> Order:
@@ -72,7 +71,10 @@ class Order(ABC):
 
     def partner_draws(self, positions: IntArray) -> DoubleArray:
         """The numbers (N,) that choose the partners at ascending global `positions` (N,)."""
-        return np.concatenate([draw_partners(self.seed, epoch, places) for epoch, places in self.epochs(positions)])
+        draws = [
+            uniforms(self.seed, Stream.PARTNER, epoch, places, 4)[:, 0] for epoch, places in self.epochs(positions)
+        ]
+        return np.concatenate(draws)
 
 
 class EpochOrder(Order):
@@ -88,14 +90,11 @@ class EpochOrder(Order):
             raise ValueError(f"an epoch of {length} places cannot be drawn from {count} samples without repeating")
         self.count, self.length, self.seed = count, length, seed
         self._fixed = fixed
-        self._shuffle = _keep(self._shuffled)
-
-    def _shuffled(self, epoch: int) -> IntArray:
-        return _permutation(self.seed, 0, self.count, epoch)
+        self._laps = _Laps(count, 0, seed=seed, source=0)
 
     def samples(self, epoch: int, places: IntArray) -> IntArray:
         """See `Order`."""
-        return (self._shuffle(epoch) if self._fixed is None else self._fixed)[places]
+        return (self._laps.lap(epoch) if self._fixed is None else self._fixed)[places]
 
     def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
         """See `Order`."""
@@ -162,7 +161,7 @@ class _Laps:
         self._count = count
         self._apart = apart if count >= 3 * apart else 0
         self._seed, self._source = seed, source
-        self._lap = _keep(self._made)
+        self.lap = _keep(self._made)
 
     def samples(self, numbers: IntArray) -> IntArray:
         """The samples (N,) int64 at the places `numbers` (N,) of this endless order, in [0, count)."""
@@ -170,7 +169,7 @@ class _Laps:
         samples = np.empty_like(numbers)
         for lap in np.unique(laps).tolist():
             here = laps == lap
-            samples[here] = self._lap(lap)[places[here]]
+            samples[here] = self.lap(lap)[places[here]]
         return samples
 
     def _shuffled(self, lap: int) -> IntArray:

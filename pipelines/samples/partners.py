@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from peclr_dali.pipelines.arrays import DoubleArray, IntArray
-from peclr_dali.pipelines.randomness import Stream, uniforms
 
 
 @dataclass(frozen=True)
@@ -51,23 +50,16 @@ class Partners:
         """The partners of several sources, whose `counts` rows follow each other; None if none has any."""
         if all(part is None for part in parts):
             return None
-        filled = [none_of(count) if part is None else part for part, count in zip(parts, counts, strict=True)]
+        no_pairs = np.empty((0, 2), np.int64)
+        filled = [
+            of_pairs(no_pairs, count) if part is None else part for part, count in zip(parts, counts, strict=True)
+        ]
         rows, entries = np.cumsum([0, *counts]), np.cumsum([0, *(len(part.rows) for part in filled)])
         return Partners(
             np.concatenate([part.rows + start for part, start in zip(filled, rows, strict=False)]),
             np.concatenate([part.first + start for part, start in zip(filled, entries, strict=False)]),
             np.concatenate([part.count for part in filled]),
         )
-
-
-def none_of(count: int) -> Partners:
-    """`count` samples without partners."""
-    return of_pairs(np.empty((0, 2), np.int64), count)
-
-
-def draw_partners(seed: int, epoch: int, places: IntArray) -> DoubleArray:
-    """Uniform numbers (N,) in [0, 1) that choose the partners at `places` (N,) of an epoch."""
-    return uniforms(seed, Stream.PARTNER, epoch, places, 4)[:, 0]
 
 
 def of_same_group(group: IntArray) -> Partners:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from peclr_dali.pipelines.arrays import BoolArray
-from peclr_dali.pipelines.samples.projection import project_px
+from peclr_dali.pipelines.arrays import AnyArray, BoolArray
+from peclr_dali.pipelines.samples.index import project_px
 from peclr_dali.skeleton import HAND
 
-Tables: TypeAlias = Mapping[str, npt.NDArray[Any]]
+Tables: TypeAlias = Mapping[str, AnyArray]
 """Arrays with N rows by name: those of an `Index` (see there) and its targets, as far as it has them, and
 
 - "size_px" (N, 2), width and height of the images as displayed; NaN where they are not known.
@@ -68,7 +67,7 @@ def boxes_beyond_images(tables: Tables) -> Masks:
     return known_sizes(size_px) & (box_px[:, 2] > 0), beyond | (box_px[:, 2] > 20.0 * longer_px)
 
 
-def known_sizes(size_px: npt.NDArray[Any]) -> BoolArray:
+def known_sizes(size_px: AnyArray) -> BoolArray:
     """Mask (N,) of the known sizes (N, 2)."""
     return np.asarray((size_px > 0).all(axis=1))
 
@@ -102,7 +101,7 @@ def cameras_of_other_sizes(tables: Tables) -> Masks:
     return known, wrong
 
 
-LEAST_FOCAL_PX: Final = 10.0
+LEAST_FOCAL_PX = 10.0
 """Smallest focal length of a camera."""
 
 
@@ -128,10 +127,10 @@ def cameras_beside_boxes(tables: Tables) -> Masks:
     return (box_px[:, 2] > 0) & ~np.isnan(tangent).any(axis=1), (tangent > 2.0).any(axis=1)
 
 
-FARTHEST_M: Final = 20.0
+FARTHEST_M = 20.0
 """Largest distance of a hand in metres."""
 
-NEAREST_M: Final = 0.04
+NEAREST_M = 0.04
 """Smallest distance of a hand in metres."""
 
 
@@ -146,7 +145,7 @@ def joints_on_the_lens(tables: Tables) -> Masks:
     return joints_are_known(tables), np.fmax.reduce(tables["xyz_m"][..., 2], axis=1) < NEAREST_M
 
 
-BONE_M: Final = (0.002, 1.0)
+BONE_M = (0.002, 1.0)
 """Smallest and largest length of the reference bone in metres."""
 
 
@@ -204,7 +203,7 @@ def joints_apart_from_keypoints(tables: Tables) -> Masks:
     return known.any(axis=1) & (side_px > 0), total_px > 0.15 * side_px * known.sum(axis=1)
 
 
-RULES: Final = (
+RULES = (
     Rule(
         cameras_without_form,
         ("K",),

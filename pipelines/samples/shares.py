@@ -8,13 +8,6 @@ from typing import Any
 from peclr_dali.errors import UserError
 
 
-def even_share(count: int, rank: int, world_size: int) -> range:
-    """The consecutive part of `count` items that a rank takes. If uneven, the first ranks take one more."""
-    each, more = divmod(count, world_size)
-    start = rank * each + min(rank, more)
-    return range(start, start + each + (rank < more))
-
-
 def require_whole_micro_batches(batch: int, micro_batch: int, table: str = "train.") -> None:
     """Raise a `UserError` if a batch is not a multiple of the micro-batch; the message names both keys of `table`."""
     counts: dict[str, Any] = {"batch": batch, "micro_batch": micro_batch}
@@ -46,5 +39,7 @@ def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int, 
             f"{world_size} ranks: start fewer processes, raise {table}batch, or set a smaller {table}micro_batch, "
             "which changes what batch norm sees."
         )
-    share = even_share(micro_batches, rank, world_size)
-    return range(share.start * micro_batch, share.stop * micro_batch)
+    each, more = divmod(micro_batches, world_size)
+    start = rank * each + min(rank, more)
+    stop = start + each + (rank < more)
+    return range(start * micro_batch, stop * micro_batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,10 @@ import numpy.typing as npt
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 
-HELD_OUT_FRAC: Final = 0.1
+HELD_OUT_FRAC = 0.1
 
 
-_KNOWN_TO_ALL: Final = {"part": ("training",), "split": ("all",), "box": ("center", "joints")}
+_KNOWN_TO_ALL = {"part": ("training",), "split": ("all",), "box": ("center", "joints")}
 
 
 def refuse_key(config: DataConfig, key: Literal["part", "split", "box"], why: str) -> None:
@@ -60,8 +60,6 @@ def in_fraction(group: npt.NDArray[np.int64], fraction: float, *, seed: int) -> 
         group: (N,) number of the group of each sample; a group stays together.
         fraction: in (0, 1]; round(fraction * G) of G groups are taken, at least one.
     """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"expected a fraction above 0 and at most 1, found {fraction}")
     numbers, member_of = np.unique(group, return_inverse=True)
     key = mixed_bits(np.array([seed + 1], np.uint64))
     return _smallest(numbers.astype(np.uint64) ^ key, max(1, round(fraction * len(numbers))))[member_of]

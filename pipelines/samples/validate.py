@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.arrays import DoubleArray, IntArray
-from peclr_dali.pipelines.samples.image_sizes import image_sizes_px, spread
+from peclr_dali.pipelines.arrays import AnyArray, DoubleArray, IntArray
+from peclr_dali.pipelines.files.check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.rules import RULES, Rule
 
-_SAMPLED: Final = 64
+_SAMPLED = 64
 """Largest number of images whose size is read."""
 
 _log = logging.getLogger(__name__)
@@ -36,12 +34,7 @@ class Fault:
     index: Index
     rows: IntArray
     judged: int
-    shown: dict[str, npt.NDArray[Any]]
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether so many samples are wrong that nothing can be right."""
-        return len(self.rows) > self.rule.most * self.judged
+    shown: dict[str, AnyArray]
 
     @property
     def found(self) -> str:
@@ -70,7 +63,7 @@ def validate(index: Index) -> None:
         UserError: a rule finds so many wrong samples that nothing can be right.
     """
     for fault in find_faults(index, _sampled_sizes_px(index)):
-        if fault.is_refused:
+        if len(fault.rows) > fault.rule.most * fault.judged:
             raise UserError(str(fault))
         _log.warning("%s They are used as they are. 'python cli.py check-data' lists them, to leave them out", fault)
 
@@ -81,7 +74,7 @@ def find_faults(index: Index, size_px: DoubleArray) -> Iterator[Fault]:
     Args:
         size_px: (N, 2), width and height of the images as displayed, NaN where they are not known.
     """
-    tables: dict[str, npt.NDArray[Any]] = {"size_px": size_px, **index.tables}
+    tables: dict[str, AnyArray] = {"size_px": size_px, **index.tables}
     if index.one_size:
         tables["common_size_px"] = size_px
     for rule in RULES:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import logging
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import SOURCES, DataConfig, refuse_address
+from peclr_dali.parsing import parse_json
+from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.config import SOURCES, DataConfig, is_address
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.subsets import in_fraction
 from peclr_dali.pipelines.samples.validate import validate
-from peclr_dali.pipelines.sources.bad_list import rows_not_listed
+from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.pipelines.sources.pairs import partners_of
+from peclr_dali.writing import write_text
+
+_log = logging.getLogger(__name__)
 
 
 def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
@@ -43,7 +50,11 @@ def read_source(config: DataConfig) -> Index:
     Raises:
         UserError: a folder or file is missing, empty or does not fit the layout.
     """
-    refuse_address(config)
+    if is_address(config.root) and config.source != "shards":
+        raise UserError(
+            f"data.root = {config.root!r}: only shards are read at an address, and data.source is {config.source!r}. "
+            "Pack the data with 'python cli.py pack', copy the shards there, and set data.source = 'shards'."
+        )
     try:
         index: Index = pkgutil.resolve_name(SOURCES[config.source])(config)
     except OSError as error:
@@ -62,3 +73,25 @@ def read_source(config: DataConfig) -> Index:
             'hand; a tenth of few groups is none. Mend the data, set data.split = "all", or use a larger set.'
         )
     return index if len(chosen) == len(index) else index.select(chosen)
+
+
+def write_bad_list(file: Path, reasons: Mapping[str, str]) -> None:
+    """Write paths and reasons. Errors as in `writing.whole_file`."""
+    write_text(file, "".join(f"{json.dumps({'path': path, 'reason': why})}\n" for path, why in reasons.items()))
+
+
+def rows_not_listed(index: Index, file: Path) -> IntArray:
+    """Rows (M,) int64 of an index whose files are not on the list, ascending; a file may be several rows.
+
+    The list may also have files that the index does not have, such as those of another split. If it has only such
+    files, a warning says so, since it may be the list of another dataset.
+
+    Raises:
+        UserError: the list cannot be read.
+    """
+    with dataset_file(file, "a list of bad files", "'python cli.py check-data' makes it.") as path:
+        listed = {parse_json(line)["path"] for line in path.read_text("utf-8-sig").splitlines() if line}
+    rows = np.array([row for row, name in enumerate(index.paths) if name not in listed], np.int64)
+    if listed and len(rows) == len(index):
+        _log.warning("%s: none of its %d files is among the images of %s", file, len(listed), index.root)
+    return rows

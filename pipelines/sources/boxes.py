@@ -6,32 +6,29 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, parse_json
-from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
-from peclr_dali.pipelines.samples.projection import project_px
+from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, project_px
 from peclr_dali.pipelines.sources.label_files.coco_json import Entries, coco_annotations, refuse_corners
-from peclr_dali.pipelines.sources.label_files.csv_table import csv_rows, plain_name
-from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.label_files.dataset_file import csv_rows, dataset_file, plain_name
 from peclr_dali.skeleton import HAND
 
-_COLUMNS: Final = ("file", "x0", "y0", "x1", "y1")
-_LABELS: Final = {
+_COLUMNS = ("file", "x0", "y0", "x1", "y1")
+_LABELS = {
     "keypoints_px": tuple(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy"),
     "xyz_m": tuple(f"{name}_{axis}_m" for name in HAND.keypoints for axis in "xyz"),
     "camera_px": ("fx", "fy", "cx", "cy"),
 }
 """The columns of what a CSV may say of a hand besides its box."""
 
-_WITHOUT_BOX: Final = ("none", "unreadable")
-_HANDS: Final = ("left", "right", *_WITHOUT_BOX)
-_LARGEST: Final = 1e7
+_WITHOUT_BOX = ("none", "unreadable")
+_HANDS = ("left", "right", *_WITHOUT_BOX)
+_LARGEST = 1e7
 """Landmarks lie in the image or near it."""
 
 _log = logging.getLogger(__name__)
@@ -53,7 +50,7 @@ class _Row(NamedTuple):
     size_px: Any = (np.nan, np.nan)
 
 
-def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+def squares_around(low_px: DoubleArray, high_px: DoubleArray) -> FloatArray:
     """Squares (N, 3), centre x, centre y and side, around rectangles given by two corners (N, 2).
 
     A square has the rectangle's centre and its longer side; pixels, corner-based.
@@ -195,7 +192,7 @@ def _coco_rows(file: Path) -> Iterator[_Row]:
         refuse_corners(file, np.array(bboxes), np.array(sizes_px))
 
 
-def _edges_px(row: _Row) -> npt.NDArray[np.float64]:
+def _edges_px(row: _Row) -> DoubleArray:
     """The edges x0, y0, x1, y1 of a row, (4,)."""
     edges_px = as_numbers(row.edges)
     is_box = edges_px is not None and edges_px.shape == (4,) and np.isfinite(edges_px).all()
@@ -249,7 +246,9 @@ def with_boxes(index: Index, file: Path) -> Index:
     keypoints_px, targets = boxes.labels.get("keypoints_px"), {}
     if "xyz_m" in boxes.labels:
         xyz_m = boxes.labels["xyz_m"].reshape(-1, len(HAND), 3)
-        cameras = _cameras(boxes.labels.get("camera_px"), len(xyz_m))
+        cameras = np.zeros((len(xyz_m), 3, 3), np.float32)
+        cameras[:, 2, 2] = 1
+        cameras[:, [0, 1, 0, 1], [0, 1, 2, 2]] = boxes.labels.get("camera_px", np.nan)  # NaN where a hand has none
         targets = {"K": cameras, "xyz_m": xyz_m}
         if keypoints_px is None:
             keypoints_px = project_px(cameras.astype(np.float64), xyz_m.astype(np.float64)).astype(np.float32)
@@ -262,14 +261,6 @@ def with_boxes(index: Index, file: Path) -> Index:
         label_file=str(file),
         labelled_size_px=boxes.size_px,
     )
-
-
-def _cameras(camera_px: FloatArray | None, hands: int) -> FloatArray:
-    """Camera matrices (M, 3, 3) from fx, fy, cx, cy (M, 4); NaN where a hand has none."""
-    cameras = np.zeros((hands, 3, 3), np.float32)
-    cameras[:, 2, 2] = 1
-    cameras[:, [0, 1, 0, 1], [0, 1, 2, 2]] = np.nan if camera_px is None else camera_px
-    return cameras
 
 
 def _with_whole_images(boxes: Boxes, file: Path, names: Sequence[str]) -> FloatArray:

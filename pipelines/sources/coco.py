@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import unicodedata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, parse_json
+from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.image_sizes import image_sizes_px, spread
+from peclr_dali.pipelines.files.check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.subsets import hash_of_name, refuse_key, rows_of_split
 from peclr_dali.pipelines.sources.boxes import squares_around
@@ -23,18 +23,18 @@ from peclr_dali.pipelines.sources.label_files.coco_json import coco_annotations,
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
 
-ANNOTATIONS: Final = "annotations.json"
+ANNOTATIONS = "annotations.json"
 """The file to read if `data.annotations` is not set."""
 
-_MMPOSE_FINGERS: Final = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger")
-_MMPOSE: Final = {
+_MMPOSE_FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger")
+_MMPOSE = {
     f"{theirs}{number}": f"{ours}_{joint}"
     for theirs, ours in zip(_MMPOSE_FINGERS, FINGERS, strict=True)
     for number, joint in enumerate(("mcp", "pip", "dip", "tip"), start=1)
 }
 """Names of keypoints in MMPose's datasets of hands, and ours."""
 
-_LOOKED_AT: Final = 8
+_LOOKED_AT = 8
 """Number of images whose size is read."""
 
 
@@ -55,9 +55,9 @@ def load_coco(config: DataConfig) -> Index:
     refuse_key(config, "part", "COCO's annotations have no parts, but data.split and data.annotations")
     root = Path(config.root)
     file = root / (config.annotations or ANNOTATIONS)
-    expected = "keypoints in COCO's JSON format"
     names, labels, bboxes, sizes_px = list[str](), [], [], []
-    with dataset_file(file, expected, "Check data.root and data.annotations, or mend the file.") as path:
+    remedy = "Check data.root and data.annotations, or mend the file."
+    with dataset_file(file, "keypoints in COCO's JSON format", remedy) as path:
         content = parse_json(path.read_bytes())
         order = _order_of_keypoints(file, content["categories"])
         for place, entry, name, size_px in coco_annotations(file, content):
@@ -90,7 +90,7 @@ def load_coco(config: DataConfig) -> Index:
     return index.select(sized[rows_of_split(index.groups[sized], config.split)])
 
 
-def _numbers(place: str, entry: dict[str, Any]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _numbers(place: str, entry: dict[str, Any]) -> tuple[DoubleArray, DoubleArray]:
     """The keypoints (21, 3) of an annotation, x, y and visibility, and its box (4,), zeros if it has none."""
     keypoints, bbox = as_numbers(entry.get("keypoints")), as_numbers(entry.get("bbox") or [0, 0, 0, 0])
     sound = keypoints is not None and keypoints.shape == (3 * len(HAND),) and np.isfinite(keypoints).all()

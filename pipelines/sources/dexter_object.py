@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers
+from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.config import DataConfig, box_file
-from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.projection import project_px
+from peclr_dali.pipelines.samples.index import Index, project_px
 from peclr_dali.pipelines.samples.subsets import refuse_key
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.folder import files_under
@@ -30,23 +28,23 @@ from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.pipelines.sources.label_files.stored_images import ENDINGS
 from peclr_dali.skeleton import FINGERS, HAND
 
-SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
-TIPS: Final = [HAND.keypoints.index(f"{finger}_tip") for finger in FINGERS]
+SEQUENCES = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
+TIPS = [HAND.keypoints.index(f"{finger}_tip") for finger in FINGERS]
 """Rows in `HAND.keypoints` of a line's first points: the fingertips from thumb to little finger. Then come the object's
 corners."""
 
-NOT_ANNOTATED_MM: Final = 32001.0
+NOT_ANNOTATED_MM = 32001.0
 """The depth of a point that is not annotated: the depth camera's value for no measurement."""
 
-COLOUR_K: Final = np.array([[587.45209, 0, 325], [0, 600.67456, 249], [0, 0, 1]])
+COLOUR_K = np.array([[587.45209, 0, 325], [0, 600.67456, 249], [0, 0, 1]])
 """Camera matrix of the colour camera, in pixels of its 640 x 480 frames."""
 
-DEPTH_TO_COLOUR_MM: Final = np.array(
+DEPTH_TO_COLOUR_MM = np.array(
     [[0.9999, 0.0034, 0.0161, 19.0473], [-0.0033, 1.0, -0.0079, -1.8514], [-0.0162, 0.0079, 0.9998, -4.7501]]
 )
 """Maps the depth camera's frame, which the annotations use, to the colour camera's."""
 
-LEAST_BOX_M: Final = 0.12
+LEAST_BOX_M = 0.12
 """Smallest side of a box, in metres at the depth of the fingertips: a box around few fingertips would miss the hand."""
 
 log = logging.getLogger(__name__)
@@ -87,7 +85,8 @@ def load_dexter_object(config: DataConfig) -> Index:
             )
         frames.sort(key=lambda name: (len(name), name))  # image_10 after image_9
         paths += [f"data/{sequence}/color/{frame}" for frame in frames]
-    tips_m = _in_colour_camera(np.concatenate(tips))  # (N, 5, 3)
+    tips_mm = np.concatenate(tips) * [-1, -1, 1]  # (N, 5, 3), x right, y down, z forward
+    tips_m = (tips_mm @ DEPTH_TO_COLOUR_MM[:, :3].T + DEPTH_TO_COLOUR_MM[:, 3]) / 1000
     kept = np.flatnonzero(np.isfinite(tips_m[..., 2]).any(axis=1))
     if len(kept) < len(paths) or len(present) < len(SEQUENCES):
         used = f"{len(kept)} of {len(paths)} frames are used, of {len(present)} of {len(SEQUENCES)} sequences"
@@ -114,7 +113,7 @@ def load_dexter_object(config: DataConfig) -> Index:
     )
 
 
-def _tips_mm(file: Path) -> npt.NDArray[np.float64]:
+def _tips_mm(file: Path) -> DoubleArray:
     """The annotated fingertips (N, 5, 3); NaN where there is none."""
     tips_mm = []
     with dataset_file(file, f"a line 'x, y, z; ...' of {len(TIPS)} fingertips or more for each frame") as path:
@@ -127,8 +126,3 @@ def _tips_mm(file: Path) -> npt.NDArray[np.float64]:
     tips = np.array(tips_mm).reshape(-1, len(TIPS), 3)
     tips[(tips[..., 2] == NOT_ANNOTATED_MM) | (tips[..., 2] <= 0)] = np.nan
     return tips
-
-
-def _in_colour_camera(tips_mm: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Transform to the colour camera's frame: metres, x right, y down, z forward."""
-    return np.asarray(tips_mm * [-1, -1, 1] @ DEPTH_TO_COLOUR_MM[:, :3].T + DEPTH_TO_COLOUR_MM[:, 3]) / 1000

@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -17,13 +16,13 @@ from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
 from peclr_dali.pipelines.samples.subsets import hash_of_name, rows_of_split
 from peclr_dali.pipelines.sources.boxes import with_boxes
 
-IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
-_BROKEN_LINK: Final = "broken links"
-_KINDS_NAMED: Final = 5
-_NOT_READ: Final = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
+_BROKEN_LINK = "broken links"
+_KINDS_NAMED = 5
+_NOT_READ = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
 """Endings of images that the data path cannot decode."""
 
-_OF_THE_SYSTEM: Final = ["@eadir", "#recycle", "@recycle", "$recycle.bin", "__macosx", "thumbs.db"]
+_OF_THE_SYSTEM = ["@eadir", "#recycle", "@recycle", "$recycle.bin", "__macosx", "thumbs.db"]
 """Files and folders, in small letters, that systems put among images: thumbnails and what was deleted."""
 
 log = logging.getLogger(__name__)

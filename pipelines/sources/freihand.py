@@ -7,29 +7,27 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.image_sizes import image_sizes_px
-from peclr_dali.pipelines.samples.index import Index, read_file
-from peclr_dali.pipelines.samples.projection import project_px
+from peclr_dali.pipelines.files.check import image_sizes_px
+from peclr_dali.pipelines.samples.index import Index, project_px, read_file
 from peclr_dali.pipelines.samples.subsets import refuse_key, rows_of_split
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, read_json_array
 from peclr_dali.skeleton import HAND
 
-VERSIONS: Final = ("gs", "hom", "sample", "auto")
+VERSIONS = ("gs", "hom", "sample", "auto")
 """The backgrounds in the order of the files: green screen, then three kinds of replacement."""
 
-_POSES: Final = 32_560
+_POSES = 32_560
 """Number of training poses of the published dataset."""
 
-_LABELS: Final = {"K": (3, 3), "xyz": (len(HAND), 3), "scale": ()}
-_TARGETS: Final = {"K": "K", "xyz": "xyz_m", "scale": "scale_m"}
+_LABELS = {"K": (3, 3), "xyz": (len(HAND), 3), "scale": ()}
+_TARGETS = {"K": "K", "xyz": "xyz_m", "scale": "scale_m"}
 
 
 def load_freihand(config: DataConfig) -> Index:
@@ -123,7 +121,7 @@ def _count_images(root: Path, part: str) -> int:
     return len(names)
 
 
-def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[str, npt.NDArray[np.float64]]:
+def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[str, DoubleArray]:
     """Read the label files that exist: K (poses, 3, 3), xyz (poses, 21, 3), scale (poses,)."""
     labels = {}
     for name, shape in _LABELS.items():

@@ -11,17 +11,16 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers
+from peclr_dali.pipelines.arrays import BoolArray, DoubleArray
 from peclr_dali.pipelines.config import DataConfig, box_file
-from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.projection import project_px
-from peclr_dali.pipelines.samples.subsets import hash_of_name, refuse_key
+from peclr_dali.pipelines.samples.index import Index, project_px
+from peclr_dali.pipelines.samples.subsets import HELD_OUT_FRAC, hash_of_name, refuse_key
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, read_json_array
 from peclr_dali.pipelines.sources.label_files.pickles import MANO_TO_KEYPOINTS, read_numpy_pickle
@@ -29,12 +28,10 @@ from peclr_dali.pipelines.sources.label_files.remembered import Tables, remember
 from peclr_dali.pipelines.sources.label_files.stored_images import stored_images
 from peclr_dali.skeleton import HAND
 
-VALIDATION_FRAC: Final = 0.1
-
-OPENGL_TO_CAMERA: Final = (1.0, -1.0, -1.0)
+OPENGL_TO_CAMERA = (1.0, -1.0, -1.0)
 """Signs that turn the annotations' axes (y up, negative z forward) into those of `Index` (y down, z forward)."""
 
-_LINE: Final = re.compile(r"[\w-]+/[\w-]+")
+_LINE = re.compile(r"[\w-]+/[\w-]+")
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +74,13 @@ def load_ho3d(config: DataConfig) -> Index:
     xyz_m, label_file = tables["xyz_m"], root / folder / "*/meta"
     if part == "evaluation" and (root / "evaluation_xyz.json").is_file():
         label_file = root / "evaluation_xyz.json"
-        xyz_m = _evaluation_xyz(label_file, len(frames))[places]
+        joints = read_json_array(label_file, (len(HAND), 3))
+        if len(joints) != len(frames):
+            raise UserError(
+                f"{label_file}: keypoints of {len(joints)} frames, but evaluation.txt lists {len(frames)}. Use both of "
+                "one version."
+            )
+        xyz_m = _in_our_frame(joints[places])
     keypoints_px = project_px(tables["K"], xyz_m)
     # The annotated box counts where a keypoint is not known.
     whole = np.isfinite(keypoints_px).reshape(len(places), -1).all(axis=1, keepdims=True)
@@ -128,13 +131,13 @@ def _recording(sequence: str) -> str:
     return sequence[:-1] if re.search(r"\d\d$", sequence) else sequence
 
 
-def _in_split(root: Path, frames: Sequence[tuple[str, str]], split: str) -> npt.NDArray[np.bool_]:
+def _in_split(root: Path, frames: Sequence[tuple[str, str]], split: str) -> BoolArray:
     """Mask of the frames of a split. The recordings with the smallest hashes are the validation set."""
     of_frame = [_recording(sequence) for sequence, _ in frames]
     recordings = sorted(set(of_frame), key=hash_of_name)
     if len(recordings) < 2:
         raise UserError(f"{root}: one recording, {recordings[0]!r}, cannot be split. Use split 'all', or a larger set.")
-    held_out = set(recordings[: max(1, round(VALIDATION_FRAC * len(recordings)))])
+    held_out = set(recordings[: max(1, round(HELD_OUT_FRAC * len(recordings)))])
     return np.array([(recording in held_out) == (split == "val") for recording in of_frame], bool)
 
 
@@ -161,14 +164,12 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
     return remembered(f"ho3d-1-{selection}", metas, read)
 
 
-def _in_our_frame(joints: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _in_our_frame(joints: DoubleArray) -> DoubleArray:
     """Convert keypoints (..., 21, 3) of HO-3D to the axes and the order of `Index`."""
     return np.asarray(joints[..., MANO_TO_KEYPOINTS, :] * OPENGL_TO_CAMERA)
 
 
-def _numbers(
-    file: Path, content: dict[str, Any], key: str, shapes: Sequence[tuple[int, ...]]
-) -> npt.NDArray[np.float64]:
+def _numbers(file: Path, content: dict[str, Any], key: str, shapes: Sequence[tuple[int, ...]]) -> DoubleArray:
     """Read an array of an annotation; NaN of the last shape if it is missing."""
     value = content.get(key)
     if value is None:
@@ -179,12 +180,3 @@ def _numbers(
         expected = " or ".join(" x ".join(map(str, shape)) for shape in shapes)
         raise UserError(f"{file}: {key} is {found}; expected {expected} finite numbers. Unpack the dataset again.")
     return array
-
-
-def _evaluation_xyz(file: Path, frames: int) -> npt.NDArray[np.float64]:
-    joints = read_json_array(file, (len(HAND), 3))
-    if len(joints) != frames:
-        raise UserError(
-            f"{file}: keypoints of {len(joints)} frames, but evaluation.txt lists {frames}. Use both of one version."
-        )
-    return _in_our_frame(joints)

@@ -12,8 +12,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.partners import Partners, of_pairs, of_same_group
-from peclr_dali.pipelines.sources.label_files.csv_table import csv_rows, plain_name
-from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.label_files.dataset_file import csv_rows, dataset_file, plain_name
 
 _log = logging.getLogger(__name__)
 

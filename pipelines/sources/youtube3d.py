@@ -10,16 +10,16 @@ import logging
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import ijson
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.parsing import as_numbers
+from peclr_dali.pipelines.arrays import DoubleArray, IntArray
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.image_sizes import image_sizes_px
+from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.samples.subsets import refuse_key
 from peclr_dali.pipelines.sources.boxes import squares_around
@@ -29,7 +29,7 @@ from peclr_dali.pipelines.sources.label_files.pickles import VERTICES, keypoint_
 from peclr_dali.pipelines.sources.label_files.remembered import Tables, remembered
 from peclr_dali.pipelines.sources.label_files.stored_images import image_name, stored_images
 
-_SAME_SHAPE: Final = 0.01
+_SAME_SHAPE = 0.01
 """Largest relative difference of aspect ratios that count as equal, as those of 854 x 480 and 1280 x 720."""
 
 T = TypeVar("T")
@@ -60,24 +60,16 @@ def load_youtube3d(config: DataConfig) -> Index:
         UserError: a file is missing or does not fit the layout, or no frame exists.
     """
     refuse_key(config, "box", "YouTube3DHands has its own boxes, one for each hand of a frame")
-    part = _part(config)
-    annotations = Path(config.root) / f"youtube_{part}.json"
+    root, part = Path(config.root), "val" if config.split == "val" else "train"
+    if config.part == "evaluation":
+        refuse_key(config, "split", "YouTube3DHands' test images are not split")
+        part = "test"
+    annotations = root / f"youtube_{part}.json"
     files, regressor = [annotations], None
     if config.regressor is not None:
         files.append(Path(config.regressor))
         regressor = keypoint_regressor(read_regressor(files[1]))
     hands = remembered("youtube3d-1", files, lambda: _read_hands(annotations, regressor))
-    return _index(Path(config.root), part, hands)
-
-
-def _part(config: DataConfig) -> str:
-    if config.part == "training":
-        return "val" if config.split == "val" else "train"
-    refuse_key(config, "split", "YouTube3DHands' test images are not split")
-    return "test"
-
-
-def _index(root: Path, part: str, hands: Tables) -> Index:
     names: list[str] = hands["names"].tolist()
     stored = stored_images(root, [name.rpartition(".")[0] for name in names])
     there = np.array([stored[image] is not None for image in hands["image"].tolist()], bool)
@@ -90,7 +82,7 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
         log.warning(
             "%s: %d of %d hands are used. Left out are %d without a frame, and %d whose frame has another aspect ratio "
             "than its annotation. For %d, whose frame has another size, boxes and keypoints were scaled",
-            root / f"youtube_{part}.json", len(kept), len(there), missing, misfits, scaled,
+            annotations, len(kept), len(there), missing, misfits, scaled,
         )  # fmt: skip
     low_px, high_px = hands["low_px"][kept] * scale, hands["high_px"][kept] * scale
     keypoints_px, targets = None, {}
@@ -107,7 +99,7 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
         mirror=hands["is_left"][kept],
         group=images,
         targets=targets,
-        label_file=str(root / f"youtube_{part}.json"),
+        label_file=str(annotations),
     )
 
 
@@ -119,7 +111,7 @@ def _frame(entry: dict[str, Any]) -> tuple[int, str, tuple[int, int]]:
     return int(entry["id"]), image_name(entry["name"]), size_px
 
 
-def _hand(entry: dict[str, Any]) -> tuple[int, bool, npt.NDArray[np.float64]]:
+def _hand(entry: dict[str, Any]) -> tuple[int, bool, DoubleArray]:
     """The image's id, whether it is a left hand, and vertices (778, 3) in pixels of an entry of "annotations"."""
     mesh = as_numbers(entry["vertices"])
     if mesh is None or mesh.shape != (VERTICES, 3) or not np.isfinite(mesh).all():
@@ -144,7 +136,7 @@ def _entries(content: BinaryIO, file: Path, kind: str, read: Callable[[dict[str,
             raise UserError(f"{place}: {reason}. Unpack the dataset again.") from error
 
 
-def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables:
+def _read_hands(file: Path, regressor: DoubleArray | None) -> Tables:
     """Read the annotations of a file, without the meshes.
 
     Returns:
@@ -178,14 +170,12 @@ def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables
     return tables if regressor is None else {**tables, "xyz_px": np.array(xyz_px)}
 
 
-def _scales(
-    root: Path, names: Sequence[str], stored: Sequence[str | None], size_px: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
+def _scales(root: Path, names: Sequence[str], stored: Sequence[str | None], size_px: IntArray) -> DoubleArray:
     """(M, 2) ratios of each frame's stored size to its annotated size, along x and y; NaN if the aspect ratio differs.
 
     Only the first readable frame of each video is read.
     """
-    of_video: dict[tuple[str, int, int], npt.NDArray[np.float64]] = {}
+    of_video: dict[tuple[str, int, int], DoubleArray] = {}
     scales = np.ones((len(names), 2))
     for row, path in enumerate(stored):
         if path is None:

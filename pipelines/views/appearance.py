@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from functools import cache
 from statistics import NormalDist
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ Int32Array = npt.NDArray[np.int32]
 MIN_BLUR_SIGMA_PX, MAX_BLUR_SIGMA_PX = 0.1, 20.0
 """Smallest and largest sigma of a blur. The smallest blur is invisible: the neighbours have a weight of 2e-22."""
 
-QUANTILE_BITS: Final = 12
+QUANTILE_BITS = 12
 """The noise has 2 ** 12 = 4096 quantiles, up to 3.7 standard deviations."""
 
 
@@ -96,7 +96,7 @@ class Column(IntEnum):
     NOISE_KEY_LOW = 19
 
 
-ORDER: Final = (Column.SOBEL, Column.CUT_OUT, Column.BLUR, Column.NOISE, Column.COLOUR_DROP)
+ORDER = (Column.SOBEL, Column.CUT_OUT, Column.BLUR, Column.NOISE, Column.COLOUR_DROP)
 """The augmentations, in the order in which they are applied. An augmentation's keys begin with its column's name."""
 
 

@@ -11,10 +11,10 @@ from enum import IntEnum
 
 import numpy as np
 
-from peclr_dali.pipelines.arrays import DoubleArray, FloatArray, IntArray
+from peclr_dali.pipelines.arrays import FloatArray, IntArray
 from peclr_dali.pipelines.randomness import Stream, uniforms
 from peclr_dali.pipelines.views.appearance import Column, Range, draw_appearance
-from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
+from peclr_dali.pipelines.views.augmentation import Augmentation
 
 UNIFORMS_PER_VIEW = 32
 """Uniform numbers reserved for one view of one sample; a multiple of Philox's block of four."""
@@ -71,17 +71,12 @@ def draw_view(augmentation: Augmentation, *, seed: int, epoch: int, view: int, p
         table[:, Draw.MAGNIFICATION] = 1 / table[:, Draw.MAGNIFICATION]
     table[:, Draw.FLIP] = uniform[:, Draw.FLIP] < geometry.flip_probability
     if geometry.crop_probability > 0:
-        _draw_crop(geometry, uniform, table)
+        low, high = geometry.crop_side_frac
+        side = low + (high - low) * uniform[:, Draw.CROP_SIDE_FRAC]
+        table[:, Draw.CROP] = uniform[:, Draw.CROP] < geometry.crop_probability
+        table[:, Draw.CROP_SIDE_FRAC] = side
+        for centre in (Draw.CROP_X_FRAC, Draw.CROP_Y_FRAC):
+            table[:, centre] = (1 - side) * (uniform[:, centre] - 0.5)
     if appearance.active:
         draw_appearance(appearance, geometry.side_px, uniform, table)
     return table.astype(np.float32)
-
-
-def _draw_crop(geometry: GeometryConfig, uniform: DoubleArray, table: DoubleArray) -> None:
-    """Fill the columns of the crop."""
-    low, high = geometry.crop_side_frac
-    side = low + (high - low) * uniform[:, Draw.CROP_SIDE_FRAC]
-    table[:, Draw.CROP] = uniform[:, Draw.CROP] < geometry.crop_probability
-    table[:, Draw.CROP_SIDE_FRAC] = side
-    for centre in (Draw.CROP_X_FRAC, Draw.CROP_Y_FRAC):
-        table[:, centre] = (1 - side) * (uniform[:, centre] - 0.5)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from peclr_dali.pipelines.files.check import image_sizes_px, spread
 from peclr_dali.pipelines.loader.batch_memory import PixelBuffers
 from peclr_dali.pipelines.render.settings import samples_in_chunk
-from peclr_dali.pipelines.samples.image_sizes import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 
 

@@ -273,12 +273,13 @@ import numpy as np
 import psutil
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.files.check import check_image
-from peclr_dali.pipelines.render.chunk import chunk_of
+from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.runner import FileDecoder
 from tests.pipelines.harness import settings_of
 
 def chunk(side_px):
-    return chunk_of([check_image(cv2.imencode(".jpg", np.zeros((side_px, side_px, 3), np.uint8))[1])])
+    image = np.zeros((side_px, side_px, 3), np.uint8)
+    return Chunk(np.arange(1), files=[check_image(cv2.imencode(".jpg", image)[1])])
 
 decoder = FileDecoder(settings_of(1))
 small, large = chunk(64), chunk(9000)  # the large one takes 243 MB, twice while it is copied

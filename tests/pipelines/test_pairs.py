@@ -19,7 +19,7 @@ from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import EpochOrder
-from peclr_dali.pipelines.samples.partners import Partners, draw_partners, of_pairs, of_same_group
+from peclr_dali.pipelines.samples.partners import Partners, of_pairs, of_same_group
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -75,13 +75,14 @@ def test_a_selection_and_a_join_keep_the_partners_that_are_there(group: list[int
 
 def test_every_admissible_partner_is_drawn_alike() -> None:
     partners = of_same_group(np.array([0, 1, 0, 0, 1, 0, 2, 0]))
-    drawn = np.concatenate([draw_partners(7, epoch, np.arange(2000)) for epoch in range(5)])
+    order = EpochOrder(8000, 2000, seed=7)
+    drawn = order.partner_draws(np.arange(10000))
     for sample, allowed in enumerate(admissible(partners)):
         chosen, counts = np.unique(partners.of(np.full(len(drawn), sample), drawn), return_counts=True)
         assert chosen.tolist() == (sorted(allowed) or [sample])
         assert len(allowed) < 2 or chisquare(counts).pvalue > 1e-4
     assert len(np.unique(drawn)) == len(drawn)
-    np.testing.assert_array_equal(draw_partners(7, 1, np.array([5, 3, 1999])), drawn[2000:][[5, 3, 1999]])
+    np.testing.assert_array_equal(order.partner_draws(np.array([2005, 2003, 3999])), drawn[2000:][[5, 3, 1999]])
 
 
 def test_each_view_shows_its_image_and_nothing_else_changes(folder: Index) -> None:

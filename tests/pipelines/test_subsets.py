@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,9 +36,3 @@ def test_seeds_choose_differently_and_each_choice_is_fixed() -> None:
     overlaps = [len(one & other) for row, one in enumerate(chosen) for other in chosen[:row]]
     assert 5 < np.mean(overlaps) < 15  # ten of a hundred by chance
     assert sorted(chosen[0])[:5] == [8, 10, 12, 25, 66]  # a published subset must never move
-
-
-@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1])
-def test_a_fraction_is_one(fraction: float) -> None:
-    with pytest.raises(ValueError, match="above 0 and at most 1"):
-        in_fraction(np.arange(3), fraction, seed=0)

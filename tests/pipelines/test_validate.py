@@ -12,8 +12,7 @@ import pytest
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples import rules
-from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.projection import project_px
+from peclr_dali.pipelines.samples.index import Index, project_px
 from peclr_dali.pipelines.samples.validate import find_faults, validate
 from peclr_dali.pipelines.sources.boxes import squares_around
 from peclr_dali.skeleton import hand_rows

@@ -14,8 +14,7 @@ import torch
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.sources import load_index, read_source
-from peclr_dali.pipelines.sources.bad_list import rows_not_listed, write_bad_list
+from peclr_dali.pipelines.sources import load_index, read_source, rows_not_listed, write_bad_list
 from peclr_dali.train.check_data import DOES_NOT_DECODE, ENDS_THE_DECODER, check_data
 from tests.command_line import as_options, run_cli
 from tests.pipelines.harness import jpeg, smooth_image

@@ -13,8 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.sources import load_index
-from peclr_dali.pipelines.sources.bad_list import write_bad_list
+from peclr_dali.pipelines.sources import load_index, write_bad_list
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import evaluation_config
 from peclr_dali.train.pose.inference import canonical_loader, estimate_poses

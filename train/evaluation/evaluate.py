@@ -18,7 +18,7 @@ from peclr_dali.pipelines.config import DataConfig, box_file, refuse_among_image
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.boxes import column_of
-from peclr_dali.pipelines.sources.label_files.csv_table import plain_name
+from peclr_dali.pipelines.sources.label_files.dataset_file import plain_name
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation import report

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from peclr_dali.models.pose import PoseNetwork
-from peclr_dali.pipelines.samples.image_sizes import image_sizes_px
+from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.distributed.world import World

@@ -14,8 +14,8 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, parse_json, regular
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, refuse_among_images
+from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
-from peclr_dali.pipelines.samples.image_sizes import image_sizes_px
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
 from peclr_dali.pipelines.samples.rules import LEAST_FOCAL_PX
 from peclr_dali.pipelines.samples.validate import validate

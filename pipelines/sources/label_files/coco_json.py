@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, file_name
+from peclr_dali.pipelines.arrays import AnyArray, DoubleArray
 
 
 class Entries:
@@ -44,24 +42,12 @@ def _plain_id(number: Any) -> str:
     return str(number).removesuffix(".0")
 
 
-class Annotation(NamedTuple):
-    """A hand in COCO's JSON format.
-
-    Attributes:
-        place: where it is, for messages.
-        entry: the annotation itself.
-        name: the image's file name.
-        size_px: (2,) width and height of the image as the file says, NaN for what it does not.
-    """
-
-    place: str
-    entry: dict[str, Any]
-    name: str
-    size_px: npt.NDArray[np.float64]
-
-
-def coco_annotations(file: Path, content: Any) -> Iterator[Annotation]:
+def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, Any], str, DoubleArray]]:
     """The annotations of a file but those of crowds, in its order.
+
+    Yields:
+        Where it is, for messages; the annotation itself; the image's file name; and (2,) width and height of the image
+        as the file says, NaN for what it does not.
 
     Raises:
         UserError: an annotation is of an image that the file does not list, or several images have the same id.
@@ -74,10 +60,10 @@ def coco_annotations(file: Path, content: Any) -> Iterator[Annotation]:
         place = f"{file}, annotation {number}"
         row = listed.row(entry["image_id"], place)
         if not int(entry.get("iscrowd") or 0):
-            yield Annotation(place, entry, file_name(images[row]["file_name"]), sizes_px[row])
+            yield (place, entry, file_name(images[row]["file_name"]), sizes_px[row])
 
 
-def _size_px(image: dict[str, Any]) -> npt.NDArray[np.float64]:
+def _size_px(image: dict[str, Any]) -> DoubleArray:
     said = [image.get("width"), image.get("height")]
     size_px = as_numbers(said)  # NaN for None
     if size_px is None:
@@ -85,7 +71,7 @@ def _size_px(image: dict[str, Any]) -> npt.NDArray[np.float64]:
     return size_px
 
 
-def refuse_corners(file: Path, bbox: npt.NDArray[np.float64], size_px: npt.NDArray[Any]) -> None:
+def refuse_corners(file: Path, bbox: DoubleArray, size_px: AnyArray) -> None:
     """Raise a `UserError` if most boxes x, y, width, height (N, 4) are rather the corners x0, y0, x1, y1.
 
     Then they end outside of their images, of widths and heights (N, 2), and could be corners. Sizes of 0 or NaN are

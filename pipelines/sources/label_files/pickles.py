@@ -10,16 +10,16 @@ import io
 import pickle
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.skeleton import hand_rows
 
-_PLAIN_DTYPE: Final = re.compile(r"[?]|[biufcSU][0-9]{1,4}")
+_PLAIN_DTYPE = re.compile(r"[?]|[biufcSU][0-9]{1,4}")
 
 
 def read_numpy_pickle(file: Path) -> dict[str, Any]:
@@ -115,17 +115,17 @@ class _Unpickler(pickle.Unpickler):
         return bytes(text.encode("latin1"))
 
 
-VERTICES: Final = 778
-JOINTS: Final = 16
+VERTICES = 778
+JOINTS = 16
 
-TIP_VERTICES: Final = (744, 320, 443, 555, 672)
+TIP_VERTICES = (744, 320, 443, 555, 672)
 """Vertices at the fingertips: thumb, index, middle, ring, little."""
 
-MANO_TO_KEYPOINTS: Final = hand_rows("mano", "freihand")
+MANO_TO_KEYPOINTS = hand_rows("mano", "freihand")
 """Keypoint i of `Index` is row MANO_TO_KEYPOINTS[i] of MANO's 16 joints followed by the five tips."""
 
 
-def read_regressor(file: Path) -> npt.NDArray[np.float64]:
+def read_regressor(file: Path) -> DoubleArray:
     """Read the (16, 778) matrix that maps MANO's vertices to its joints.
 
     Args:
@@ -149,7 +149,7 @@ def read_regressor(file: Path) -> npt.NDArray[np.float64]:
     return matrix.astype(np.float64)
 
 
-def keypoint_regressor(joint_regressor: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def keypoint_regressor(joint_regressor: DoubleArray) -> DoubleArray:
     """The (21, 778) matrix that maps MANO's vertices to the keypoints of `Index`, fingertips included."""
     tips = np.zeros((len(TIP_VERTICES), VERTICES))
     tips[np.arange(len(TIP_VERTICES)), TIP_VERTICES] = 1

@@ -8,15 +8,14 @@ import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from peclr_dali.pipelines.arrays import AnyArray
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.writing import whole_file
 
-Tables = dict[str, npt.NDArray[Any]]
+Tables = dict[str, AnyArray]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,10 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
         UserError: a file or folder is missing or unreadable.
     """
     key = hashlib.blake2b(repr((name, list(map(_stamps, files)))).encode(), digest_size=12).hexdigest()
-    entry = _user_cache() / "peclr-dali" / f"{name}-{key}.npz"
+    # A relative one is ignored, as the XDG specification says. Path.home raises for a user without a name.
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    cache = Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.cache"))  # noqa: PTH111, PTH117
+    entry = cache / "peclr-dali" / f"{name}-{key}.npz"
     try:
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return dict(stored)
@@ -59,10 +61,3 @@ def _stamps(path: Path) -> list[tuple[str, int, int]]:
         files = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
         stats = ((str(file.resolve() if file is path else file), file.stat()) for file in files)
         return [(name, one.st_size, one.st_mtime_ns) for name, one in stats]
-
-
-def _user_cache() -> Path:
-    """The folder for files that can be made again: $XDG_CACHE_HOME, or ~/.cache."""
-    # A relative one is ignored, as the XDG specification says. Path.home raises for a user without a name.
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.cache"))  # noqa: PTH111, PTH117

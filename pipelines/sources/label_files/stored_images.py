@@ -6,12 +6,11 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import file_name
 
-ENDINGS: Final = (".png", ".jpg", ".jpeg")
+ENDINGS = (".png", ".jpg", ".jpeg")
 
 
 def image_name(name: str) -> str:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -21,12 +21,12 @@ from peclr_dali.pipelines.files.image_file import BadImage
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.shards.tar_index import TarIndex, label_arrays, scan_tar
 
-_COMPRESSED: Final = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
-_AT_ONCE: Final = 256
+_COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
+_AT_ONCE = 256
 """Images that are read ahead of the writer."""
 
-_LOCK: Final = "process.lock"
-_ENDING_OF: Final = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}
+_LOCK = "process.lock"
+_ENDING_OF = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}
 """By the first byte of an image."""
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,8 @@ def pack(
         chosen: `choices` of the source, which a run on the tar files may repeat.
 
     Raises:
-        UserError: `out` is not empty or cannot be written to, or no image can be used.
+        UserError: `out` is not empty, or no image can be used.
+        OSError: `out` cannot be written to.
     """
     out = out.absolute()
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
@@ -91,10 +92,6 @@ def pack(
             unfinished.rename(out)
     except Timeout:
         raise UserError(f"{unfinished}: another 'pack' writes there. Wait for its end, or name another OUT") from None
-    except OSError as error:
-        raise UserError(
-            f"{error.filename or out} cannot be written ({error.strerror}): make room, then pack again"
-        ) from error
     return packed
 
 
@@ -146,7 +143,8 @@ def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -
         progress: called with (tar files done, tar files in all).
 
     Raises:
-        UserError: there are none with images, one cannot be read, or the index cannot be written.
+        UserError: there are none with images, or one cannot be read.
+        OSError: the index cannot be written.
     """
     tars = sorted(folder.rglob("*.[tT][aA][rR]"))
     if compressed := sorted(file.name for file in folder.rglob("*.[tT]*") if _COMPRESSED.search(file.name)):
@@ -157,12 +155,7 @@ def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -
         progress(number + 1, len(tars))
     if not places:
         raise UserError(f"{folder}: found {len(tars)} .tar files, and no image in them. Check the path")
-    try:
-        _write_index(folder.name, folder, tars, places, {}, {})
-    except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written ({error.strerror}): the index stands beside the tar files"
-        ) from error
+    _write_index(folder.name, folder, tars, places, {}, {})
     return Packed(len(places), len(tars), sum(tar.stat().st_size for tar in tars), {})
 
 

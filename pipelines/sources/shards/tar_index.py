@@ -11,23 +11,22 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.arrays import IntArray
+from peclr_dali.pipelines.arrays import AnyArray, IntArray
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.folder import IMAGE_ENDINGS
 from peclr_dali.writing import whole_file
 
-INDEX_FILE: Final = "index.npz"
+INDEX_FILE = "index.npz"
 
-LABELS: Final = ("box_px", "keypoints_px", "mirror", "group")
+LABELS = ("box_px", "keypoints_px", "mirror", "group")
 """Arrays of an `Index`. Its targets are stored with `TARGET` before their names."""
 
-TARGET: Final = "target."
+TARGET = "target."
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,13 @@ class TarIndex:
     """
 
     name: str
-    tars: npt.NDArray[np.str_]
+    tars: AnyArray
     tar_bytes: IntArray
-    members: npt.NDArray[np.bytes_]
+    members: AnyArray
     tar: IntArray
     offset: IntArray
     size: IntArray
-    labels: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    labels: Mapping[str, AnyArray] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -74,10 +73,10 @@ class TarIndex:
             np.savez(file, about=np.frombuffer(about, np.uint8), allow_pickle=False, **arrays)
 
 
-_PLACES: Final = ("tars", "tar_bytes", "members", "tar", "offset", "size")
+_PLACES = ("tars", "tar_bytes", "members", "tar", "offset", "size")
 
 
-def label_arrays(index: Index) -> dict[str, npt.NDArray[Any]]:
+def label_arrays(index: Index) -> dict[str, AnyArray]:
     """The labels of an index by the names that `TarIndex.labels` has."""
     arrays = {name: getattr(index, name) for name in LABELS}
     arrays |= {TARGET + name: one for name, one in index.targets.items()}
@@ -111,8 +110,8 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
     return index
 
 
-_OF_MACOS: Final = re.compile(r"(^|/)(\._|__MACOSX/)")
-_END_BYTES: Final = 2 * tarfile.BLOCKSIZE
+_OF_MACOS = re.compile(r"(^|/)(\._|__MACOSX/)")
+_END_BYTES = 2 * tarfile.BLOCKSIZE
 """Zeros that end an archive, unless more of them fill its last record."""
 
 

@@ -6,14 +6,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.index import Bytes, Store
 from peclr_dali.pipelines.sources.shards.tar_index import TarIndex
 
-_WAITS_S: Final = (0.0, 0.2, 1.0, 3.0)
+_WAITS_S = (0.0, 0.2, 1.0, 3.0)
 """Seconds before each attempt to read from an address. fsspec's own attempts come on top."""
 
 T = TypeVar("T")

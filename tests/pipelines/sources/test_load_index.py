@@ -13,8 +13,7 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.partners import of_pairs
-from peclr_dali.pipelines.sources import load_index
-from peclr_dali.pipelines.sources.bad_list import write_bad_list
+from peclr_dali.pipelines.sources import load_index, write_bad_list
 from tests.pipelines.sources.layouts import write_image
 from tests.pipelines.sources.test_freihand import write_part
 

@@ -26,8 +26,7 @@ from peclr_dali.pipelines.loader.quarantine import Quarantine
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.order import build_order
-from peclr_dali.pipelines.sources import load_index
-from peclr_dali.pipelines.sources.bad_list import write_bad_list
+from peclr_dali.pipelines.sources import load_index, write_bad_list
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.sources.shards import load_shards, tar_stores
 from peclr_dali.pipelines.sources.shards.pack import Packed, index_tars, pack

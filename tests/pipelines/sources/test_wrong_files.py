@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.sources import load_index
-from peclr_dali.pipelines.sources.bad_list import write_bad_list
+from peclr_dali.pipelines.sources import load_index, write_bad_list
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.sources.shards.pack import pack
 from tests.pipelines.sources import layouts

@@ -15,8 +15,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.models.pose import PoseNetwork, PoseOutput
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.sources import load_index
-from peclr_dali.pipelines.sources.bad_list import write_bad_list
+from peclr_dali.pipelines.sources import load_index, write_bad_list
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.distributed.world import World
