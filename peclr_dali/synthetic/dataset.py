@@ -29,8 +29,10 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
-from peclr_dali.synthetic.hand import STUDIO, VARIED, draw_hand, project, render_hand
+from peclr_dali.skeleton import HAND
+from peclr_dali.synthetic.hand import SIDE_PX, STUDIO, VARIED, draw_hand, project
 from peclr_dali.synthetic.photo import take_photo
+from peclr_dali.synthetic.render import render
 from peclr_dali.synthetic.scenes import Scene, draw_scene
 from peclr_dali.writing import write_bytes, write_text
 
@@ -96,6 +98,8 @@ def make_dataset(
 ) -> None:
     """Render a dataset into `out`; finish it if an earlier call with the same arguments was interrupted.
 
+    One that was finished is left alone.
+
     Args:
         out: missing, empty, or with this same dataset, finished or not.
         poses: number of poses of the training part; each has four images.
@@ -109,7 +113,7 @@ def make_dataset(
     """
     recipe = Recipe(poses, seed, scenes, varied=varied)
     _claim(out, recipe)
-    if not _is_complete(out, recipe):
+    if not (out / _LAST).is_file():
         _render_poses(out, recipe, workers or available_cores(), progress)
 
 
@@ -129,14 +133,6 @@ def _claim(out: Path, recipe: Recipe) -> None:
         (out / part.name / "rgb").mkdir(parents=True, exist_ok=True)
     for leftover in out.glob("*/rgb/*.part"):
         leftover.unlink()
-
-
-def _is_complete(out: Path, recipe: Recipe) -> bool:
-    """Whether all files are there; an image may have been removed since."""
-    parts = parts_of(recipe)
-    files = [out / _LAST, *(out / f"{part.name}_{key}.json" for part in parts for key in _LABELS)]
-    missing = [part.poses * part.versions - len([*(out / part.name / "rgb").glob("*.jpg")]) for part in parts]
-    return max(missing) <= 0 and all(file.is_file() for file in files)
 
 
 def _boxes(entries: Sequence[Annotation]) -> str:
@@ -176,13 +172,16 @@ def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> Annot
     hand = draw_hand(rng, VARIED if recipe.varied else STUDIO)
     missing = [version for version in range(part.versions) if not (out / part.image(pose, version)).is_file()]
     if missing:
-        rendering, scenes = render_hand(hand), scenes_of(recipe, part, pose)
+        rendering = render(hand.solids, hand.paint, hand.shape.bulk, hand.intrinsics, SIDE_PX)
+        scenes = scenes_of(recipe, part, pose)
         for version in missing:
             rng = np.random.default_rng([recipe.seed, _PHOTO_STREAM, part.number, pose, version])
             photo = take_photo(rng, rendering, hand.intrinsics, _scene(recipe.seed, scenes[version]))
             # Not durable: waiting for the disk thousands of times would take too long.
             write_bytes(out / part.image(pose, version), photo, durable=False)
-    return {"K": hand.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m}
+    start, end = HAND.reference_bone
+    scale_m = float(np.linalg.norm(hand.xyz_m[end] - hand.xyz_m[start]))
+    return {"K": hand.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": scale_m}
 
 
 def scenes_of(recipe: Recipe, part: DatasetPart, pose: int) -> list[int]:
