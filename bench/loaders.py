@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from itertools import cycle
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 
 from peclr_dali.bench.measure import Progress, Rounds, Start, measure_in_rounds
-from peclr_dali.bench.peers.offered import offered_peers
-from peclr_dali.bench.peers.workers import Files
+from peclr_dali.bench.peers import dali_plain, opencv, torchvision
+from peclr_dali.bench.peers.workers import Files, in_workers
 from peclr_dali.bench.rows import Row, describe_machine, markdown
 from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
@@ -31,8 +32,15 @@ from peclr_dali.train.config.pretraining import Config
 
 log = logging.getLogger(__name__)
 
-_BUSY: Final = 0.8
-"""Share of busy cores from which the processor counts as the limit."""
+SPDL = "OpenCV, tuned + SPDL"
+PEERS: dict[str, Callable[[Files, int, int], Iterable[Any]]] = {
+    "OpenCV + DataLoader": partial(in_workers, opencv.make_batch_as_authors),
+    "OpenCV + DataLoader, tuned": partial(in_workers, opencv.make_batch),
+    SPDL: opencv.spdl_batches,
+    "torchvision v2 + DataLoader": partial(in_workers, torchvision.make_batch),
+    "DALI, plain": dali_plain.batches,
+}
+"""Functions of files, threads or processes, and images in a batch, which make batches without end."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,10 @@ class OurLoader:
     device: torch.device
 
     def open(self) -> Loader:
-        """A new loader."""
-        return make_endless_loader(self.index, self.config, self.batch, self.device)
+        """A new loader, which does not end."""
+        order = build_order(self.index, batch=self.batch, seed=self.config.run.seed)
+        schedule = Schedule(order, RankSlice(self.batch, 0, self.batch))
+        return build_loader(self.index, schedule, self.config.pipelines, self.config.augmentation, device=self.device)
 
     def batches(self) -> Generator[int]:
         """Load batches and yield their numbers of images."""
@@ -85,12 +95,6 @@ class OurLoader:
                 yield len(chunk.files)
 
 
-def make_endless_loader(index: Index, config: Config, batch: int, device: torch.device) -> Loader:
-    """Our loader as configured, for one rank. It does not end."""
-    schedule = Schedule(build_order(index, batch=batch, seed=config.run.seed), RankSlice(batch, 0, batch))
-    return build_loader(index, schedule, config.pipelines, config.augmentation, device=device)
-
-
 def compare_loaders(ours: OurLoader, rounds: Rounds, *, peers: bool, progress: Progress) -> dict[str, Any]:
     """Measure our loader, its parts, and every peer that can run here, in rounds.
 
@@ -109,7 +113,7 @@ def compare_loaders(ours: OurLoader, rounds: Rounds, *, peers: bool, progress: P
     else:
         files = checked_files(index, config.geometry.side_px)  # it also fills the page cache, for all loaders alike
         if peers:
-            starts |= {peer.name: peer.images for peer in offered_peers(files, available_cores(), batch)}
+            starts |= {name: partial(peer_images, name, files, batch) for name in offered_peers()}
     loaders = len(starts)
     starts |= {"read only": ours.read_only, "decode only": ours.decode_only}
     gc.freeze()  # as pre-training does
@@ -133,6 +137,22 @@ def compare_loaders(ours: OurLoader, rounds: Rounds, *, peers: bool, progress: P
         "stages": entries[loaders:],
     }
     return row | {"verdict": verdict(row)}
+
+
+def offered_peers() -> list[str]:
+    """The peers that can run here; a log line says which cannot."""
+    if find_spec("spdl") is not None:
+        return [*PEERS]
+    log.info("left out: %s, since the package spdl is not installed", SPDL)  # no requirement of this project
+    return [name for name in PEERS if name != SPDL]
+
+
+def peer_images(name: str, files: Files, batch: int) -> Generator[int]:
+    """Load a peer's batches without end and yield their numbers of images."""
+    for first_views, *_ in PEERS[name](files, available_cores(), batch):
+        if len(first_views) != batch:
+            raise ValueError(f"{name}: {len(first_views)} first views in a batch of {batch} images")
+        yield batch
 
 
 def checked_files(index: Index, side_px: int) -> Files:
@@ -175,5 +195,5 @@ def verdict(row: Row) -> str:
     costs = {"reading": read_ms, "decoding": decode_ms, "making views": max(ours_ms - read_ms - decode_ms, 0.0)}
     shares = ", ".join(f"{name} {cost / sum(costs.values()):.0%}" for name, cost in costs.items())
     busy = ours["cores_busy"] / cores
-    limit = "the processor limits it" if busy >= _BUSY else "the processor does not limit it"
+    limit = "the processor limits it" if busy >= 0.8 else "the processor does not limit it"
     return f"{busy:.0%} of {cores} cores are busy, so {limit}. The processor's time: {shares}."

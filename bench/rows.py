@@ -26,14 +26,14 @@ def describe_machine() -> dict[str, str | int]:
     from peclr_dali.train.runs.folder import versions
 
     cpu = re.search(r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)  # psutil lacks it
-    found: dict[str, str | int] = {
+    return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "cpu": cpu[1] if cpu is not None else "unknown",
         "cores": available_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        **versions(),
     }
-    return found | versions()
 
 
 def append(file: Path, row: Row) -> None:

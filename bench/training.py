@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Generator, Sequence
-from functools import partial
 from itertools import cycle, islice
 from resource import RUSAGE_SELF, getrusage
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from peclr_dali.bench.loaders import make_endless_loader
+from peclr_dali.bench.loaders import OurLoader
 from peclr_dali.bench.measure import Progress, Rounds, measure_in_rounds
 from peclr_dali.bench.rows import Row, describe_machine
 from peclr_dali.errors import UserError
@@ -32,13 +31,13 @@ from peclr_dali.train.steps.stopwatch import Stopwatch
 from peclr_dali.train.steps.train_state import build_state
 from peclr_dali.train.trainer import before_the_loader
 
-_IN_MEMORY: Final = 2
+_IN_MEMORY = 2
 """Batches in memory that are used in turn."""
 
-_STEPS_PER_SYNC: Final = 4
+_STEPS_PER_SYNC = 4
 """On a GPU, steps between two readings of the clock. Only the readings wait for the GPU."""
 
-_SETTLING_STEPS: Final = 2
+_SETTLING_STEPS = 2
 """First steps of a round with the loader of which waiting does not count: their batches were made before the round."""
 
 
@@ -105,7 +104,7 @@ class StepBench:
         self._device, self.waited_s, self.looped_s = device, 0.0, 0.0
         self._steps = _STEPS_PER_SYNC if device.type == "cuda" else 1
         self._images = self._steps * batch
-        self._make_loader = partial(make_endless_loader, index, config, batch, device)
+        self._make_loader = OurLoader(index, config, batch, device).open
         network = build_network(config.encoder, config.projector, config.geometry.side_px)
         network = on_device(network, config, world)
         self._state = build_state(config, network, pretraining_optimizer(config, network), epoch_steps)

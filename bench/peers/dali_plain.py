@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from nvidia.dali import fn
@@ -13,8 +13,8 @@ from nvidia.dali.types import DALIDataType, DALIImageType
 
 from peclr_dali.bench.peers.workers import RANGES, Files, endless_batches
 
-_IMAGENET_MEAN: Final = [0.485 * 255, 0.456 * 255, 0.406 * 255]
-_IMAGENET_STD: Final = [0.229 * 255, 0.224 * 255, 0.225 * 255]
+_IMAGENET_MEAN = [0.485 * 255, 0.456 * 255, 0.406 * 255]
+_IMAGENET_STD = [0.229 * 255, 0.224 * 255, 0.225 * 255]
 
 
 def batches(files: Files, threads: int, batch: int) -> Iterator[Any]:

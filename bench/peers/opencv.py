@@ -4,35 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from peclr_dali.bench.peers.workers import (
-    Draws,
-    Files,
-    draw,
-    endless_batches,
-    in_workers,
-    shared_views,
-    source_to_view_px,
-)
-
-
-def batches_as_authors(files: Files, workers: int, batch: int) -> DataLoader[Any]:
-    """Endless batches of `make_batch_as_authors`, from worker processes."""
-    return in_workers(make_batch_as_authors, files, workers, batch)
-
-
-def batches(files: Files, workers: int, batch: int) -> DataLoader[Any]:
-    """Endless batches of `make_batch`, from worker processes."""
-    return in_workers(make_batch, files, workers, batch)
+from peclr_dali.bench.peers.workers import Draws, Files, draw, endless_batches, shared_views, source_to_view_px
+from peclr_dali.pipelines.arrays import DoubleArray
 
 
 def make_batch(files: Files, samples: Sequence[int], empty: Callable[[int, int], Tensor] = shared_views) -> Tensor:
@@ -50,7 +32,7 @@ def make_batch(files: Files, samples: Sequence[int], empty: Callable[[int, int],
     return views.permute(0, 1, 4, 2, 3)
 
 
-def opencv_matrices(boxes_px: npt.NDArray[Any], draws: Draws, view_px: int) -> npt.NDArray[np.float64]:
+def opencv_matrices(boxes_px: Any, draws: Draws, view_px: int) -> DoubleArray:
     """`source_to_view_px` for cv2.warpAffine, whose frames have their origins in the first pixel's centre."""
     matrices = source_to_view_px(boxes_px, draws, view_px)
     matrices[..., 2] += matrices[..., :2].sum(axis=-1) / 2 - 0.5
@@ -65,7 +47,7 @@ def hsv_tables(draws: Draws) -> Any:
     return np.rint(tables).clip(0, 255).astype(np.uint8)
 
 
-_NORMALISED: Final = Compose([ToTensor(), Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
+_NORMALISED = Compose([ToTensor(), Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
 
 
 def make_batch_as_authors(files: Files, samples: Sequence[int]) -> Any:
@@ -93,12 +75,12 @@ def make_view(source: Any, box_px: Sequence[float], drawn: Draws, view_px: int) 
     return _NORMALISED(jitter_hsv(view, drawn)), torch.from_numpy(matrix_px.astype(np.float32))
 
 
-def jitter_hsv(view: Any, drawn: Draws) -> npt.NDArray[np.uint8]:
+def jitter_hsv(view: Any, drawn: Draws) -> Any:
     """Scale hue and saturation and map the value of (H, W, 3) RGB, in OpenCV's 8-bit HSV."""
     hue, saturation, value = cv2.split(cv2.cvtColor(view, cv2.COLOR_RGB2HSV))
     jittered = [hue * drawn.hue, saturation * drawn.saturation, value * drawn.value + 255 * drawn.value_shift]
     hsv = cv2.merge([np.clip(channel, 0, 255).astype(np.uint8) for channel in jittered])
-    return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB))
+    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
 
 
 def spdl_batches(files: Files, threads: int, batch: int) -> Iterator[Tensor]:

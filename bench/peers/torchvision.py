@@ -6,17 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from peclr_dali.bench.peers.workers import Draws, Files, draw, in_workers, shared_views
-
-
-def batches(files: Files, workers: int, batch: int) -> DataLoader[Any]:
-    """Endless batches of views, (2, N, 3, S, S) uint8, from worker processes."""
-    return in_workers(make_batch, files, workers, batch)
+from peclr_dali.bench.peers.workers import Draws, Files, draw, shared_views
 
 
 def make_batch(files: Files, samples: Sequence[int]) -> Tensor:

@@ -6,27 +6,23 @@ import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+
+from peclr_dali.pipelines.arrays import DoubleArray, FloatArray
 
 
 class Files(NamedTuple):
     """Image files that a peer makes views of."""
 
-    paths: Sequence[str]
-    """(N,) files that can be decoded."""
-
-    boxes_px: npt.NDArray[np.float32]
-    """(N, 3) centre x, centre y and side of the square around each hand, in upright source pixels."""
-
-    side_px: int
-    """Side S of the views."""
+    paths: Sequence[str]  # (N,) files that can be decoded
+    boxes_px: FloatArray  # (N, 3) centre x, centre y and side of the square around each hand, in upright source pixels
+    side_px: int  # side S of the views
 
 
 class Draws(NamedTuple):
@@ -49,7 +45,7 @@ class Draws(NamedTuple):
         return Draws(*(float(column[place]) for column in self))
 
 
-RANGES: Final = Draws(
+RANGES = Draws(
     rotation_deg=(-45.0, 45.0), x_frac=(-15 / 128, 15 / 128), y_frac=(-15 / 128, 15 / 128), scale=(0.6, 2.0),
     hue=(0.01, 1.0), saturation=(0.01, 1.0), value=(0.5, 1.0), value_shift=(5 / 255, 20 / 255),
 )  # fmt: skip
@@ -61,7 +57,7 @@ def draw(*shape: int) -> Draws:
     return Draws(*np.moveaxis(rng.uniform(low, high, (*shape, len(RANGES))), -1, 0))
 
 
-def source_to_view_px(boxes_px: npt.NDArray[Any], draws: Draws, view_px: int) -> npt.NDArray[np.float64]:
+def source_to_view_px(boxes_px: Any, draws: Draws, view_px: int) -> DoubleArray:
     """(..., 2, 3) matrices from source to view, both corner-based, of boxes (..., 3) and draws (...)."""
     x_px, y_px, side_px = np.moveaxis(boxes_px, -1, 0)
     angle_rad, magnification = np.radians(draws.rotation_deg), draws.scale * view_px / side_px

@@ -1,56 +1,44 @@
 """What is pre-training at the paper's settings worth? ResNet-50, batches of 2048, LARS and 100 epochs on one card.
 
-    python -m peclr_dali.bench.studies.card --scale paper --arm peclr_010 --record bench/results/experiments.jsonl
+    python -m peclr_dali.bench.studies.card --arm peclr_010 --record bench/results/experiments.jsonl
 
 14,400 rendered hands in place of FreiHAND's, and random weights at the start in place of ImageNet's; all else of
 pre-training is as shipped, with the overlay for H100 and H200. Fine-tuning takes about 300 steps with few labels.
-One arm is one piece of work, about ten minutes of a card; what is finished is not repeated. Small is the same for a
-CPU, in a minute: it shows that the study runs, and nothing else.
+One arm is one piece of work, about ten minutes of a card.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from peclr_dali.bench.studies.command import Studies, main
-from peclr_dali.bench.studies.measure import Claim
 from peclr_dali.bench.studies.scales import RUNS
-from peclr_dali.bench.studies.study import Scale, Study
+from peclr_dali.bench.studies.study import Claim, Scale, Study
 
-LABELS: Final = {  # a hundredth, a tenth and all of the labels
+LABELS = {  # a hundredth, a tenth and all of the labels
     "001": ("data.label_fraction=0.01", "train.epochs=300"),
     "010": ("data.label_fraction=0.1", "train.epochs=25"),
     "100": ("data.label_fraction=1.0", "train.epochs=6"),
 }
-SIMCLR: Final = ("equivariance.variant=none", "geometry.rotation_deg=[0.0, 0.0]", "geometry.translation_frac=0.0")
+SIMCLR = ("equivariance.variant=none", "geometry.rotation_deg=[0.0, 0.0]", "geometry.translation_frac=0.0")
 """Section 4.3, as in configs/simclr_rn50.toml."""
-_PRETRAIN: Final = ("encoder.weights=random", "data.split=train", "probe.every_epochs=20", "run.keep=1")
-_FINETUNE: Final = ("encoder.weights=random", "geometry.side_px=128", "validation.every_epochs=0", "run.keep=1")
+_HANDS = ".data/studies/card"
 
-CARD: Final = Scale(
+CARD = Scale(
     RUNS / "card" / "paper",
-    pretrain=("data.root=.data/studies/card", *_PRETRAIN),
-    finetune=("data.root=.data/studies/card", *_FINETUNE),
-    held_out=("data.root=.data/studies/card", "data.split=val"),  # 1,600 images of 400 poses no network has seen
+    pretrain=(
+        f"data.root={_HANDS}", "encoder.weights=random", "data.split=train", "probe.every_epochs=20", "run.keep=1",
+    ),
+    finetune=(
+        f"data.root={_HANDS}", "encoder.weights=random", "geometry.side_px=128", "validation.every_epochs=0",
+        "run.keep=1",
+    ),
+    held_out=(f"data.root={_HANDS}", "data.split=val"),  # 1,600 images of 400 poses no network has seen
     pretrain_files=(Path("configs/peclr_rn50.toml"), Path("configs/cards/h100.toml")),
     finetune_files=(Path("configs/finetune_rn50.toml"),),
-    hands={"out": Path(".data/studies/card"), "poses": 4000, "seed": 6, "scenes": 300, "varied": True},
-)
-_TOY: Final = (
-    "data.root=.data/studies/toy", "encoder.name=timm/test_resnet", "geometry.side_px=32", "train.threads=1",
-    "pipelines.threads=1",
+    hands={"out": Path(_HANDS), "poses": 4000, "seed": 6, "scenes": 300, "varied": True},
 )  # fmt: skip
-TOY: Final = Scale(
-    RUNS / "card" / "small",
-    (*_PRETRAIN, *_TOY, "train.batch=64", "train.micro_batch=32", "train.epochs=2", "optim.warmup_epochs=1.0"),
-    (*_FINETUNE, *_TOY, "train.batch=16", "train.micro_batch=16"),
-    held_out=("data.root=.data/studies/toy", "data.split=val"),
-    pretrain_files=CARD.pretrain_files[:1],
-    finetune_files=CARD.finetune_files,
-    hands={"out": Path(".data/studies/toy"), "poses": 40, "seed": 6, "scenes": 20},
-)
 
 
 def card(study: Study) -> None:
@@ -75,18 +63,14 @@ def _by_labels(study: Study, shares: Sequence[str], seeds: Sequence[int]) -> Non
         "simclr": study.pretrain("simclr", 0, SIMCLR),
         "version": study.pretrain("version", 0, ("data.positive=version",)),
     }
-    is_toy = study.scale.folder.name == "small"
     for seed in seeds:
-        for share in shares:
-            labels = ("data.label_fraction=0.5", "train.epochs=1") if is_toy else LABELS[share]
-            for start, pretrained in starts.items():
-                study.finetune(f"{start}_{share}", seed, labels, pretrained)
+        study.finetune_with({share: LABELS[share] for share in shares}, seed, starts)
     pairs = (("peclr", "scratch"), ("peclr", "simclr"), ("version", "peclr"))
     compared = [(f"{better}_{share}", f"{than}_{share}") for share in shares for better, than in pairs]
     study.compare(*[Claim(*pair, metric) for pair in compared for metric in ("epe_px", "pa_epe_cm")])
 
 
-STUDIES: Final[Studies] = {"small": {card: TOY, card_all: TOY}, "paper": {card: CARD, card_all: CARD}}
+STUDIES: Studies = {"paper": {card: CARD, card_all: CARD}}
 
 if __name__ == "__main__":
     main(STUDIES)

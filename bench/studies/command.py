@@ -13,8 +13,7 @@ import numpy as np
 
 from peclr_dali.bench.commands import record_option
 from peclr_dali.bench.rows import markdown
-from peclr_dali.bench.studies.measure import Row
-from peclr_dali.bench.studies.study import Scale, Study
+from peclr_dali.bench.studies.study import Row, Scale, Study
 from peclr_dali.errors import UserError
 from peclr_dali.train.commands.options import SEED, is_main_rank
 from peclr_dali.train.distributed.interrupt import Interrupted
@@ -26,7 +25,7 @@ Studies = Mapping[str, Mapping[Callable[[Study], None], Scale]]
 
 
 def main(studies: Studies) -> None:
-    """Run the command. An interrupted study continues where it stopped."""
+    """Run the command."""
     scales = "small: rendered hands and minutes on a CPU for each run; paper: the paper's datasets and settings."
     names = click.Choice(sorted({function.__name__ for chosen in studies.values() for function in chosen}))
 

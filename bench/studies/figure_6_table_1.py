@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from peclr_dali.bench.studies.command import Studies, main
-from peclr_dali.bench.studies.measure import Claim, Keys
 from peclr_dali.bench.studies.scales import FREIHAND_VAL, RUNS, SMALL
-from peclr_dali.bench.studies.study import Scale, Study
+from peclr_dali.bench.studies.study import Claim, Keys, Scale, Study
 
-FROZEN: Final = Scale(
+FROZEN = Scale(
     RUNS / "shared" / "paper",
     pretrain=("data.split=train",),
     finetune=(),
@@ -22,10 +20,10 @@ FROZEN: Final = Scale(
     pretrain_files=(Path("configs/peclr_rn50.toml"),),
     finetune_files=(Path("configs/finetune_rn50.toml"), Path("configs/finetune_frozen.toml")),
 )
-FROZEN_SMALL: Final = replace(  # the paper's two-layer MLP on a frozen encoder
+FROZEN_SMALL = replace(  # the paper's two-layer MLP on a frozen encoder
     SMALL, finetune=(*SMALL.finetune, "pose.head=mlp", "train.frozen=true", "optim.lr=1e-3", "train.epochs=5")
 )
-OFF: Final = {
+OFF = {
     "rotation": "geometry.rotation_deg=[0.0, 0.0]",
     "translation": "geometry.translation_frac=0.0",
     "scale": "geometry.scale=[1.0, 1.0]",
@@ -33,9 +31,9 @@ OFF: Final = {
     "colour_drop": "appearance.colour_drop_probability=0.0",
 }
 """The augmentations of pre-training, each switched off."""
-RANDOM: Final = ("encoder.weights=random",)
-SIMCLR: Final = "equivariance.variant=none"
-SIMCLR_BEST: Final = (SIMCLR, OFF["rotation"], OFF["translation"])
+RANDOM = ("encoder.weights=random",)
+SIMCLR = "equivariance.variant=none"
+SIMCLR_BEST = (SIMCLR, OFF["rotation"], OFF["translation"])
 """Section 4.3: "SimCLR performs best with scale and color jitter"."""
 
 
@@ -135,8 +133,8 @@ def equivariance(study: Study) -> None:
         study.finetune("simclr", seed, start=study.pretrain("simclr_best", seed, SIMCLR_BEST), maps=True)
 
 
-_ALL: Final = (single_augmentations, geometric, compositions, equivariance)
-STUDIES: Final[Studies] = {"small": dict.fromkeys(_ALL, FROZEN_SMALL), "paper": dict.fromkeys(_ALL, FROZEN)}
+_ALL = (single_augmentations, geometric, compositions, equivariance)
+STUDIES: Studies = {"small": dict.fromkeys(_ALL, FROZEN_SMALL), "paper": dict.fromkeys(_ALL, FROZEN)}
 
 if __name__ == "__main__":
     main(STUDIES)

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from peclr_dali.bench.studies.command import Studies, main
-from peclr_dali.bench.studies.measure import Claim
 from peclr_dali.bench.studies.scales import FREIHAND_VAL, RUNS, SMALL, TWO_SOURCES
-from peclr_dali.bench.studies.study import Scale, Study
+from peclr_dali.bench.studies.study import Claim, Scale, Study
 
-RN152: Final = Scale(
+RN152 = Scale(
     RUNS / "pose" / "paper",
     pretrain=(),
     finetune=("geometry.side_px=128", "encoder.weights=imagenet"),  # section 4.1: 128 pixels in section 4.4
@@ -24,14 +22,14 @@ RN152: Final = Scale(
     pretrain_files=(Path("configs/peclr_rn152.toml"),),
     finetune_files=(Path("configs/finetune_rn152.toml"),),
 )
-RN50: Final = replace(
+RN50 = replace(
     RN152,
     folder=RUNS / "pose_rn50" / "paper",
     pretrain_files=(Path("configs/peclr_rn50.toml"),),
     finetune_files=(Path("configs/finetune_rn50.toml"),),
 )
-SHARES: Final = {"010": 0.1, "020": 0.2, "040": 0.4, "060": 0.6, "080": 0.8, "100": 1.0}
-FEW: Final = {  # every fine-tuning takes about 400 steps
+SHARES = {"010": 0.1, "020": 0.2, "040": 0.4, "060": 0.6, "080": 0.8, "100": 1.0}
+FEW = {  # every fine-tuning takes about 400 steps
     "005": ("data.label_fraction=0.005", "train.epochs=200"),
     "010": ("data.label_fraction=0.01", "train.epochs=100"),
     "030": ("data.label_fraction=0.03", "train.epochs=33"),
@@ -56,11 +54,14 @@ def label_fractions_rn50(study: Study) -> None:
 
 
 def _label_fractions(study: Study, percent: Mapping[tuple[str, str], float]) -> None:
+    labels = {share: (f"data.label_fraction={fraction}",) for share, fraction in SHARES.items()}
     for seed in study.seeds or (0, 1):
-        one, two = study.pretrain("one", seed), study.pretrain("two", seed, TWO_SOURCES)
-        for share, fraction in SHARES.items():
-            for start, pretrained in (("scratch", None), ("one", one), ("two", two)):
-                study.finetune(f"{start}_{share}", seed, (f"data.label_fraction={fraction}",), pretrained)
+        starts = {
+            "scratch": None,
+            "one": study.pretrain("one", seed),
+            "two": study.pretrain("two", seed, TWO_SOURCES),
+        }
+        study.finetune_with(labels, seed, starts)
     pairs = (("one", "scratch"), ("two", "scratch"), ("two", "one"))
     compared = [(f"{better}_{share}", f"{than}_{share}") for share in SHARES for better, than in pairs]
     study.compare(*[Claim(*pair, "epe_cm", percent.get(pair)) for pair in compared])
@@ -86,14 +87,12 @@ def few_labels(study: Study) -> None:
             "peclr": study.pretrain("peclr", seed % 3),
             "version": study.pretrain("version", seed % 3, ("data.positive=version",)),
         }
-        for share, labels in FEW.items():
-            for start, pretrained in starts.items():
-                study.finetune(f"{start}_{share}", seed, labels, pretrained)
+        study.finetune_with(FEW, seed, starts)
     pairs = (("peclr", "scratch"), ("peclr", "simclr"), ("version", "peclr"), ("version", "scratch"))
     study.compare(*[Claim(f"{better}_{share}", f"{than}_{share}") for share in FEW for better, than in pairs])
 
 
-STUDIES: Final[Studies] = {"small": {few_labels: SMALL}, "paper": {label_fractions: RN152, label_fractions_rn50: RN50}}
+STUDIES: Studies = {"small": {few_labels: SMALL}, "paper": {label_fractions: RN152, label_fractions_rn50: RN50}}
 
 if __name__ == "__main__":
     main(STUDIES)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
-from peclr_dali.bench.studies.measure import Keys
 from peclr_dali.bench.studies.study import Scale
 
-RUNS: Final = Path("runs/studies")
+RUNS = Path("runs/studies")
 
-_HANDS: Final = ".data/studies/hands_3600_300"  # scenes shared by many poses do not name the image
-_SMALL: Final = (  # what differs from the paper, and why
+_HANDS = ".data/studies/hands_3600_300"  # scenes shared by many poses do not name the image
+_SMALL = (  # what differs from the paper, and why
     f"data.root={_HANDS}",
     "geometry.side_px=48",  # a seventh of the pixels of 128
     "encoder.name=timm/test_resnet",  # timm's smallest ResNet: 0.5 million parameters
@@ -20,7 +18,7 @@ _SMALL: Final = (  # what differs from the paper, and why
     "run.log_every=50", "run.keep=1",
 )  # fmt: skip
 
-SMALL: Final = Scale(
+SMALL = Scale(
     RUNS / "shared" / "small",
     pretrain=(
         *_SMALL, "run.checkpoint_every=200", "data.split=train", "probe.every_epochs=4",
@@ -43,8 +41,8 @@ SMALL: Final = Scale(
 )  # fmt: skip
 """A pre-training takes 1,000 steps of 256 images: 6 minutes of a core with instructions for bf16."""
 
-TWO_SOURCES: Final[Keys] = (
+TWO_SOURCES = (
     "data=[{}, {}]", "data.0.root=data/freihand", "data.1.root=data/youtube3d", "data.1.source=youtube3d",
 )  # fmt: skip
-FREIHAND_VAL: Final[Keys] = ("data.root=data/freihand", "data.split=val")
+FREIHAND_VAL = ("data.root=data/freihand", "data.split=val")
 """The paper's "own training and validation split (90% as training and 10% as validation set)"."""

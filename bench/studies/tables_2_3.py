@@ -6,14 +6,12 @@ python -m peclr_dali.bench.studies.tables_2_3 --arm rn50_224 --seeds 0
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from peclr_dali.bench.studies.command import Studies, main
-from peclr_dali.bench.studies.measure import Claim
 from peclr_dali.bench.studies.scales import RUNS, TWO_SOURCES
-from peclr_dali.bench.studies.study import Scale, Study
+from peclr_dali.bench.studies.study import Claim, Scale, Study
 
-ALL_LABELS: Final = Scale(
+ALL_LABELS = Scale(
     RUNS / "pose" / "paper",
     pretrain=(),
     # The baseline starts from ImageNet, as the authors' pre-training does.
@@ -22,13 +20,13 @@ ALL_LABELS: Final = Scale(
     pretrain_files=(Path("configs/peclr_rn152.toml"),),
     finetune_files=(Path("configs/finetune_rn152.toml"),),
 )
-RN50: Final = ("encoder.name=resnet50",)
-YOUTUBE: Final = (
+RN50 = ("encoder.name=resnet50",)
+YOUTUBE = (
     "data.root=data/youtube3d", "data.source=youtube3d", "data.part=evaluation", "data.split=all",
     "data.regressor=data/mano_regressor.npy",
 )  # fmt: skip
-HO_3D: Final = ("data.root=data/ho3d", "data.source=ho3d")
-DEXTER: Final = ("data.root=data/dexter_object", "data.source=dexter_object", "data.split=all")
+HO_3D = ("data.root=data/ho3d", "data.source=ho3d")
+DEXTER = ("data.root=data/dexter_object", "data.source=dexter_object", "data.split=all")
 
 
 def high_resolution(study: Study) -> None:
@@ -93,7 +91,7 @@ def other_datasets(study: Study) -> None:
     )
 
 
-STUDIES: Final[Studies] = {"paper": dict.fromkeys((high_resolution, cross_domain, other_datasets), ALL_LABELS)}
+STUDIES: Studies = {"paper": dict.fromkeys((high_resolution, cross_domain, other_datasets), ALL_LABELS)}
 
 if __name__ == "__main__":
     main(STUDIES)

@@ -29,8 +29,10 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
-from peclr_dali.synthetic.hand import STUDIO, VARIED, draw_hand, project, render_hand
+from peclr_dali.skeleton import HAND
+from peclr_dali.synthetic.hand import SIDE_PX, STUDIO, VARIED, draw_hand, project
 from peclr_dali.synthetic.photo import take_photo
+from peclr_dali.synthetic.render import render
 from peclr_dali.synthetic.scenes import Scene, draw_scene
 from peclr_dali.writing import write_bytes, write_text
 
@@ -176,13 +178,16 @@ def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> Annot
     hand = draw_hand(rng, VARIED if recipe.varied else STUDIO)
     missing = [version for version in range(part.versions) if not (out / part.image(pose, version)).is_file()]
     if missing:
-        rendering, scenes = render_hand(hand), scenes_of(recipe, part, pose)
+        rendering = render(hand.solids, hand.paint, hand.shape.bulk, hand.intrinsics, SIDE_PX)
+        scenes = scenes_of(recipe, part, pose)
         for version in missing:
             rng = np.random.default_rng([recipe.seed, _PHOTO_STREAM, part.number, pose, version])
             photo = take_photo(rng, rendering, hand.intrinsics, _scene(recipe.seed, scenes[version]))
             # Not durable: waiting for the disk thousands of times would take too long.
             write_bytes(out / part.image(pose, version), photo, durable=False)
-    return {"K": hand.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m}
+    start, end = HAND.reference_bone
+    scale_m = float(np.linalg.norm(hand.xyz_m[end] - hand.xyz_m[start]))
+    return {"K": hand.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": scale_m}
 
 
 def scenes_of(recipe: Recipe, part: DatasetPart, pose: int) -> list[int]:

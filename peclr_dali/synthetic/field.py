@@ -11,7 +11,6 @@ import numpy as np
 
 from peclr_dali.synthetic.poses import DIGITS, Floats, HandShape, PosedHand, kernel, rotation_x, rotation_z
 
-PALM_PARTS = 10
 ARM = 10
 DIGIT = 12
 PARTS = DIGIT + 3 * DIGITS
@@ -42,12 +41,11 @@ class Solids(NamedTuple):
     prop: Floats
 
 
-def arm_rotation(wrist_rad: tuple[float, float]) -> Floats:
-    """Orientation (3, 3) of the forearm in the hand frame, from flexion and sideways bend.
+def arm_rotation(flexion: float, deviation: float) -> Floats:
+    """Orientation (3, 3) of the forearm in the hand frame, from flexion and sideways bend, radians.
 
     The forearm runs along its -y axis.
     """
-    flexion, deviation = wrist_rad
     return rotation_z(deviation) @ rotation_x(flexion)
 
 
@@ -91,7 +89,7 @@ def build_hand(
         start, end = left * 0.7 + right * 0.3 + lower, left * 0.3 + right * 0.7 + lower
         put(7 + web, start, end, 0.0062 * bulk, 0.0062 * bulk, 0.010)
 
-    arm = arm_rotation(wrist_rad)
+    arm = arm_rotation(*wrist_rad)
     for bone, side in enumerate((-1.0, 1.0)):
         start, end = at(side * 0.0105, -0.004, -0.001), np.array([side * 0.021 * bulk, -_ARM_M, -0.002])
         put(ARM + bone, arm @ start, arm @ end, 0.0182 * bulk, 0.0310 * bulk, 0.016)
@@ -146,7 +144,7 @@ def _digit_bounds(parts: Floats) -> Floats:
 
 def _palm_box(parts: Floats, rotation: Floats) -> Floats:
     """First row of Solids.bounds, (1, 10)."""
-    palm = parts[:PALM_PARTS]
+    palm = parts[:ARM]
     ends = np.concatenate([palm[:, 0:3], palm[:, 3:6]]) @ rotation
     radii = np.concatenate([palm[:, 6], palm[:, 7]])[:, None] + 0.004
     low, high = (ends - radii).min(axis=0), (ends + radii).max(axis=0)

@@ -3,15 +3,12 @@
 The camera's frame is x right, y down, z forward; pixels are corner-based (the centre of the first one is 0.5, 0.5).
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from peclr_dali.skeleton import HAND
 from peclr_dali.synthetic.field import ARM, BALL, BOX, CYLINDER, Solids, arm_rotation, build_hand, distance_to_skin
 from peclr_dali.synthetic.poses import Floats, HandShape, draw_pose, draw_shape, rotation_x, rotation_y, rotation_z
-from peclr_dali.synthetic.render import Rendering, render
 from peclr_dali.synthetic.surface import Paint, draw_paint
 
 SIDE_PX = 224
@@ -82,21 +79,19 @@ def draw_camera(rng: np.random.Generator, joints_m: Floats, variety: Variety) ->
 
 def draw_sleeve(rng: np.random.Generator, parts: Floats, share: float) -> Floats:
     """A sleeve around the forearm (see Solids.sleeve), or none."""
-    sleeve = np.zeros(8)
     worn, cuff_m, slack_m = rng.random() < share, float(rng.uniform(0.015, 0.12)), float(rng.uniform(0.003, 0.010))
-    if worn:
-        start = parts[ARM : ARM + 2, 0:3].mean(axis=0)
-        axis = parts[ARM : ARM + 2, 3:6].mean(axis=0)
-        axis /= np.linalg.norm(axis)
-        # Half the distance of the two bones plus their flesh, where the cuff ends.
-        radius = float(parts[ARM, 6] + 0.016 + slack_m + 0.02 * cuff_m)
-        sleeve[:] = *(start + cuff_m * axis), *axis, radius, 1.0
-    return sleeve
+    if not worn:
+        return np.zeros(8)
+    start = parts[ARM : ARM + 2, 0:3].mean(axis=0)
+    axis = parts[ARM : ARM + 2, 3:6].mean(axis=0)
+    axis /= np.linalg.norm(axis)
+    # Half the distance of the two bones plus their flesh, where the cuff ends.
+    radius = float(parts[ARM, 6] + 0.016 + slack_m + 0.02 * cuff_m)
+    return np.array([*(start + cuff_m * axis), *axis, radius, 1.0])
 
 
 def draw_prop(rng: np.random.Generator, bare: Solids, rotation: Floats, wrist_m: Floats) -> Floats:
     """A ball, cylinder or box in a bare hand (see Solids.prop), or none if the fingers leave no room."""
-    prop = np.zeros(16)
     kind = int(rng.choice([BALL, CYLINDER, BOX]))
     tilt = rotation_z(float(rng.normal(0.25, 0.12))) @ rotation_y(float(rng.normal(0.0, 0.1)))
     axes = rotation @ tilt @ rotation_x(float(rng.uniform(0, np.pi)))
@@ -112,39 +107,29 @@ def draw_prop(rng: np.random.Generator, bare: Solids, rotation: Floats, wrist_m:
     places = [room(depth, y) for y in (0.062, 0.074, 0.086, 0.098) for depth in np.arange(0.018, 0.066, 0.004)]
     radius, centre = max(places, key=lambda place: place[0])
     if radius < 0.010:
-        return prop
+        return np.zeros(16)
     radius = min(radius, 0.045)
     half = {
         BALL: (radius, radius, radius),
         CYLINDER: (reach[0], radius, radius),
         BOX: (reach[1], radius * square, radius * float(np.sqrt(1 - square**2))),  # the diagonal is what fits
     }
-    prop[:] = kind, *centre, *half[kind], *axes.T.reshape(9)
-    return prop
+    return np.array([kind, *centre, *half[kind], *axes.T.reshape(9)])
 
 
-@dataclass(frozen=True)
-class Hand:
+class Hand(NamedTuple):
     """A drawn hand before its camera.
 
     Attributes:
         intrinsics: (3, 3) K of the camera, pixels.
-        rotation: (3, 3) from the hand's frame to the camera's.
         xyz_m: (21, 3) keypoints in the camera's frame.
     """
 
     shape: HandShape
     intrinsics: Floats
-    rotation: Floats
     xyz_m: Floats
     solids: Solids
     paint: Paint
-
-    @property
-    def scale_m(self) -> float:
-        """Length of the reference bone, the middle finger's first phalanx."""
-        start, end = HAND.reference_bone
-        return float(np.linalg.norm(self.xyz_m[end] - self.xyz_m[start]))
 
 
 def draw_hand(rng: np.random.Generator, variety: Variety = STUDIO) -> Hand:
@@ -157,7 +142,7 @@ def draw_hand(rng: np.random.Generator, variety: Variety = STUDIO) -> Hand:
     solids = solids._replace(sleeve=draw_sleeve(rng, solids.parts, variety.sleeves))
     if holding:
         solids = solids._replace(prop=draw_prop(rng, solids, rotation, wrist_m))
-    return Hand(shape, intrinsics, rotation, skeleton.joints_m @ rotation.T + wrist_m, solids, draw_paint(rng))
+    return Hand(shape, intrinsics, skeleton.joints_m @ rotation.T + wrist_m, solids, draw_paint(rng))
 
 
 def _draw_wrist(rng: np.random.Generator, rotation: Floats) -> tuple[float, float]:
@@ -170,13 +155,8 @@ def _draw_wrist(rng: np.random.Generator, rotation: Floats) -> tuple[float, floa
     deviation = float(np.clip(rng.normal(0.0, 0.12), -0.35, 0.3))
 
     def steepness(bend: float) -> float:
-        return abs(float((rotation @ arm_rotation((bend, deviation)))[2, 1]))
+        return abs(float((rotation @ arm_rotation(bend, deviation))[2, 1]))
 
     if steepness(flexion) > 0.8:
         flexion = min((flexion, -flexion), key=steepness)
     return flexion, deviation
-
-
-def render_hand(hand: Hand) -> Rendering:
-    """Surface samples of the hand at the dataset's size."""
-    return render(hand.solids, hand.paint, hand.shape.bulk, hand.intrinsics, SIDE_PX)

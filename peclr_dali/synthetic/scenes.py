@@ -16,7 +16,6 @@ from peclr_dali.synthetic.poses import Floats, Pixels
 from peclr_dali.synthetic.surface import to_linear
 
 SCENE_PX = 352
-Picture = NDArray[np.uint8]
 _SHIFT = 4
 
 
@@ -30,7 +29,7 @@ class Scene:
         wall: 0 where the background is far away, 1 where it is near enough to catch the hand's shadow.
     """
 
-    picture: Picture
+    picture: NDArray[np.uint8]
     light: Light
     wall: float
 
@@ -95,15 +94,14 @@ def _fixed(points: Floats) -> NDArray[np.int32]:
     return np.asarray(np.round(points * (1 << _SHIFT)), dtype=np.int32)
 
 
-def _fill(canvas: Pixels, corners: Floats, colour: Floats) -> None:
-    cv2.fillPoly(canvas, [_fixed(corners)], colour.tolist(), cv2.LINE_AA, _SHIFT)
-
-
-def _box(x: float, y: float, width: float, height: float, angle_rad: float = 0.0) -> Floats:
-    """Corners (4, 2) of a rectangle around its centre."""
+def _fill(
+    canvas: Pixels, x: float, y: float, width: float, height: float, colour: Floats, angle_rad: float = 0.0
+) -> None:
+    """Fill a rectangle around its centre."""
     c, s = np.cos(angle_rad), np.sin(angle_rad)
     corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * np.array([width, height]) / 2
-    return np.asarray(corners @ np.array([[c, s], [-s, c]]) + np.array([x, y]))
+    placed = corners @ np.array([[c, s], [-s, c]]) + np.array([x, y])
+    cv2.fillPoly(canvas, [_fixed(placed)], colour.tolist(), cv2.LINE_AA, _SHIFT)
 
 
 def _wood(rng: np.random.Generator) -> Pixels:
@@ -130,13 +128,13 @@ def _clutter(
         angle, colour = float(rng.uniform(0, np.pi)), _colour(rng, saturation=0.8)
         kind = int(rng.integers(4))
         stamp = np.zeros((SCENE_PX, SCENE_PX), np.float32)
-        _fill(stamp, _box(x + 4, y + 5, width, height, angle), np.ones(1))
+        _fill(stamp, x + 4, y + 5, width, height, np.ones(1), angle)
         shade = _blurred(stamp, 4.0)
         if kind < 3:
             canvas *= (1.0 - 0.45 * shade)[..., None]
         if kind == 0:
-            _fill(canvas, _box(x, y, width, height, angle), colour)
-            _fill(canvas, _box(x, y, width * 0.8, height * 0.75, angle), np.clip(colour * 1.15, 0, 1))
+            _fill(canvas, x, y, width, height, colour, angle)
+            _fill(canvas, x, y, width * 0.8, height * 0.75, np.clip(colour * 1.15, 0, 1), angle)
         elif kind == 1:
             centre, radius = _fixed(np.array([x, y])), int(min(width, height) / 2 * (1 << _SHIFT))
             for share, gain in ((1.0, 0.8), (0.85, 1.0), (0.6, 0.7), (0.3, 1.1)):
@@ -144,13 +142,13 @@ def _clutter(
                 cv2.circle(canvas, (int(centre[0]), int(centre[1])), int(radius * share), tone, -1, cv2.LINE_AA, _SHIFT)
         elif kind == 2:
             paper = np.clip(_colour(rng, 0.75, 0.95, 0.1), 0, 1)
-            _fill(canvas, _box(x, y, width, height * 1.3, angle), paper)
+            _fill(canvas, x, y, width, height * 1.3, paper, angle)
             c, s = np.cos(angle), np.sin(angle)
             for line in np.arange(-0.5, 0.5, 0.09):
                 # Rows of print of uneven length.
                 along, down = float(rng.uniform(0.3, 0.8)) * width, line * height
                 middle = np.array([x, y]) + down * np.array([-s, c])
-                _fill(canvas, _box(middle[0], middle[1], along, 1.6, angle), paper * 0.45)
+                _fill(canvas, middle[0], middle[1], along, 1.6, paper * 0.45, angle)
         else:
             bends = np.cumsum(rng.normal(0, 1, (40, 2)), axis=0)
             steps = np.cumsum(bends + rng.normal(0, 2, 2), axis=0)
@@ -167,11 +165,11 @@ def _room(rng: np.random.Generator) -> Pixels:
         x, y = rng.uniform(0, SCENE_PX), rng.uniform(0, horizon)
         width, height = rng.uniform(30, 130, 2)
         frame = _colour(rng)
-        _fill(canvas, _box(x, y, width, height), frame)
-        _fill(canvas, _box(x, y, width - 9, height - 9), np.clip(_colour(rng, 0.3, 1.0, 0.7), 0, 1))
+        _fill(canvas, x, y, width, height, frame)
+        _fill(canvas, x, y, width - 9, height - 9, np.clip(_colour(rng, 0.3, 1.0, 0.7), 0, 1))
         if rng.random() < 0.5:
-            _fill(canvas, _box(x, y, 4, height), frame)
-            _fill(canvas, _box(x, y, width, 4), frame)
+            _fill(canvas, x, y, 4, height, frame)
+            _fill(canvas, x, y, width, 4, frame)
     floor = _wood(rng) if rng.random() < 0.6 else _flat(_colour(rng)) * (1 + 0.1 * _noise(rng, (20, 8)))[..., None]
     canvas[int(horizon) :] = floor[int(horizon) :]
     canvas[int(horizon) - 5 : int(horizon)] *= 0.7
@@ -192,11 +190,11 @@ def _shelves(rng: np.random.Generator) -> Pixels:
             if rng.random() < 0.85:
                 spine = _colour(rng, 0.1, 0.8, 0.6)
                 lean = float(rng.normal(0, 0.03))
-                _fill(canvas, _box(x + width / 2, y - height / 2, width - 1, height, lean), spine)
+                _fill(canvas, x + width / 2, y - height / 2, width - 1, height, spine, lean)
                 title = np.clip(spine * 0.4 if spine.mean() > 0.5 else spine + 0.4, 0, 1)
-                _fill(canvas, _box(x + width / 2, y - height * 0.6, width * 0.45, height * 0.4, lean), title)
+                _fill(canvas, x + width / 2, y - height * 0.6, width * 0.45, height * 0.4, title, lean)
             x += width
-        _fill(canvas, _box(SCENE_PX / 2, y + 4, SCENE_PX, 8), board)
+        _fill(canvas, SCENE_PX / 2, y + 4, SCENE_PX, 8, board)
         canvas[int(min(y + 8, SCENE_PX - 1)) : int(min(y + 16, SCENE_PX))] *= 0.6
         y += tall + 12
     return canvas
@@ -239,7 +237,7 @@ def _wall(rng: np.random.Generator) -> Pixels:
         for row in range(int(SCENE_PX / height) + 2):
             for column in range(-1, int(SCENE_PX / width) + 2):
                 x, y = (column + shift * (row % 2)) * width, row * height
-                _fill(canvas, _box(x, y, width - 4, height - 4), np.clip(base * rng.uniform(0.8, 1.2), 0, 1))
+                _fill(canvas, x, y, width - 4, height - 4, np.clip(base * rng.uniform(0.8, 1.2), 0, 1))
     canvas *= 1.0 + 0.10 * _noise(rng, (5, 5), 6)[..., None]
     return np.clip(canvas, 0, 1)
 

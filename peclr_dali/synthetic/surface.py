@@ -132,21 +132,19 @@ def skin_at(point: Vector, normal: Vector, solids: Solids, skin: Floats, bulk: f
     flush = 0.0
     dark = 0.0
     nail = 0.0
-    gloss = 0.35
     if nearest >= 12:
         segment = (nearest - 12) % 3
-        inner = palmar
         outer = _ramp(0.3, 0.8, dorsal)
         if segment > 0 or nearest >= 15:
             # Flexion creases on the pad side, wrinkles and a flush on the knuckle.
             start, end = abs(along), abs(along - length)
             if segment > 0:
-                dark += 0.55 * inner * _line(start, 0.0011)
+                dark += 0.55 * palmar * _line(start, 0.0011)
                 flush += 0.5 * outer * _line(start, 0.006)
                 ripple = 0.5 + 0.5 * math.cos(along * 4200.0)
                 dark += 0.30 * outer * ripple * _line(start, 0.0040)
             if segment < 2:
-                dark += 0.45 * inner * _line(end - 0.0008, 0.0011)
+                dark += 0.45 * palmar * _line(end - 0.0008, 0.0011)
                 flush += 0.5 * outer * _line(end, 0.006)
                 dark += 0.30 * outer * (0.5 + 0.5 * math.cos((along - length) * 4200.0)) * _line(end, 0.0040)
             if segment == 0:
@@ -154,9 +152,8 @@ def skin_at(point: Vector, normal: Vector, solids: Solids, skin: Floats, bulk: f
         if segment == 2:
             flush += 0.35 * _ramp(0.5, 1.0, along / length)
             radius = part[6] + part[7]
-            tip = along - length
             u = side / (0.80 * radius)
-            v = (tip - 0.05 * radius) / (1.05 * radius)
+            v = (along - length - 0.05 * radius) / (1.05 * radius)
             outline = u * u * u * u + v * v * v * v
             if height > 0.0 and dorsal > 0.1:
                 nail = _ramp(1.15, 0.80, outline)
@@ -183,7 +180,7 @@ def skin_at(point: Vector, normal: Vector, solids: Solids, skin: Floats, bulk: f
         colour += nail * 0.8 * (skin[6 + channel] - colour)
         warm = 1.0 + flush * (0.07 if channel == 0 else -0.10)
         out[channel] = colour * tone * warm
-    out[3] = skin[11] * (gloss + 0.9 * nail - 0.1 * palmar)
+    out[3] = skin[11] * (0.35 + 0.9 * nail - 0.1 * palmar)
 
 
 @kernel

@@ -14,9 +14,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from peclr_dali.bench.studies import card, command, figure_6_table_1, figure_7, measure, study, tables_2_3
-from peclr_dali.bench.studies.measure import Claim, Measured
-from peclr_dali.bench.studies.study import Scale, Study
+from peclr_dali.bench.studies import card, command, figure_6_table_1, figure_7, study, tables_2_3
+from peclr_dali.bench.studies.study import Claim, Measured, Scale, Study
 from peclr_dali.ranks import Ranks
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
@@ -55,8 +54,7 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> Configs:
 
     for name in ("pretrain", "finetune"):
         monkeypatch.setattr(study, name, train)
-    for module in (study, measure):
-        monkeypatch.setattr(module, "measure_constants", lambda on: CONSTANTS)
+    monkeypatch.setattr(study, "measure_constants", lambda on: CONSTANTS)
     monkeypatch.setattr(study, "make_dataset", lambda **options: None)
     monkeypatch.setattr(Measured, "read", errors)
     return trained
@@ -85,7 +83,7 @@ def test_every_study_trains_what_it_compares(configs: Configs, tmp_path: Path, m
         for number, config in enumerate(configs.values()):
             assert config.encoder.weights in {"random", "imagenet", *[*configs][:number]}
         texts = {repr(config).replace(repr(out), "") for out, config in configs.items()}
-        assert len(texts) == len(configs) or scale is card.TOY  # where both shares of the labels are one
+        assert len(texts) == len(configs)
         assert all(shared.setdefault(out, config) == config for out, config in configs.items())
         published = {row["arm"]: row["published"] for row in made.rows if row["kind"] == "arm"}
         assert published.keys() == made.arms.keys()
@@ -191,7 +189,7 @@ def test_a_study_runs_and_is_not_repeated(
     with narrow_resnet18(), patch("peclr_dali.train.trainer.save_views"):
         assert called(*arguments) == 0
         text, recorded = capsys.readouterr().out, Path("rows.jsonl").read_text()
-        with patch.object(measure, "measure_network", side_effect=AssertionError("it is measured already")):
+        with patch.object(study, "measure_network", side_effect=AssertionError("it is measured already")):
             assert called(*arguments) == 0
     assert capsys.readouterr().out == text
     assert Path("rows.jsonl").read_text() == recorded
