@@ -1,4 +1,5 @@
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,10 +113,15 @@ def test_scenes_are_shared_and_as_many_as_asked_for(monkeypatch: pytest.MonkeyPa
     assert {len(scenes_of(recipe, evaluation, pose)) for pose in range(5)} == {1}
 
 
-def test_a_finished_dataset_is_left_alone(made: Path) -> None:
+def test_a_finished_dataset_is_left_alone_and_a_damaged_one_mended(made: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
     render(made)
     assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
+    for lost in ("evaluation/rgb/00000000.jpg", "training_scale.json"):
+        damaged = shutil.copytree(made, tmp_path / Path(lost).stem)
+        (damaged / lost).unlink()
+        render(damaged)
+        assert contents(damaged) == contents(made)
 
 
 @pytest.mark.parametrize(
