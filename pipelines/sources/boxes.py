@@ -156,19 +156,6 @@ def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> B
     )
 
 
-def column_of(file: Path, column: str) -> dict[str, str] | None:
-    """A column of a CSV for `read_boxes`, such as the person: image (`plain_name`) -> text; None if there is none."""
-    if file.suffix.lower() != ".csv":
-        return None
-    found: dict[str, str] = {}
-    for place, row in csv_rows(file, _COLUMNS, [[column.lower()]]):
-        if column.lower() not in row:
-            return None
-        if found.setdefault(plain_name(row["file"]), row[column.lower()]) != row[column.lower()]:
-            raise UserError(f"{place}: another {column!r} for a hand of the same image; expected one for each image.")
-    return found
-
-
 def _csv_rows(file: Path) -> Iterator[_Row]:
     for place, row in csv_rows(file, _COLUMNS, list(_LABELS.values())):
         labels = {

@@ -32,10 +32,9 @@ from peclr_dali.train.commands.options import COUNT, PATH, config_options, force
 @click.option(
     "--groups",
     default=None,
-    metavar="N|COLUMN|PATTERN",
+    metavar="N|PATTERN",
     help="Images that depend on each other, for the intervals: stretches of N in order, or those with the same text "
-    "in a column of the boxes file or, by a regular expression such as '^(.*)/', in their names.  [default: the "
-    "data's, such as FreiHAND's poses]",
+    "in their names by a regular expression such as '^(.*)/'.  [default: the data's, such as FreiHAND's poses]",
 )
 @click.option("--worst", default=24, show_default=True, type=COUNT, help="Number of poses in worst.png.")
 @force_option
@@ -74,8 +73,10 @@ def evaluate(
         crop = crop or "two-pass"
     settings += overrides
     with progress_bar("poses") as progress:
-        done = measure(run, files, settings, crop=crop or "boxes", submission=submission, progress=progress, **options)
-    for table in done.tables:
+        tables, written = measure(
+            run, files, settings, crop=crop or "boxes", submission=submission, progress=progress, **options
+        )
+    for table in tables:
         Console().print(table)
-    for file in done.files:
+    for file in written:
         say(f"{file}")

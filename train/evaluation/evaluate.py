@@ -6,19 +6,18 @@ import dataclasses
 import json
 import logging
 import re
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from rich.table import Table
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import DataConfig, box_file, refuse_among_images
+from peclr_dali.pipelines.config import refuse_among_images
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
-from peclr_dali.pipelines.sources.boxes import column_of
-from peclr_dali.pipelines.sources.label_files.csv_table import plain_name
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation import report
@@ -30,27 +29,20 @@ from peclr_dali.train.evaluation.errors import (
     measure,
     trained_on,
 )
-from peclr_dali.train.evaluation.submission import SUBMISSION, save_submission
-from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes
-from peclr_dali.train.pose.inference import Poses, Progress, estimate_poses
+from peclr_dali.train.pose.inference import Poses, Progress, estimate_in_two_passes, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.metrics import why_no_interval
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS
-from peclr_dali.writing import require_own_results, write_text
+from peclr_dali.writing import require_own_results, whole_file, write_text
 
 log = logging.getLogger(__name__)
 
 RESULTS = ("metrics.json", "poses.csv", "pck.png", "worst.png")
 """The files that `evaluate` writes."""
+SUBMISSION = ("pred.json", "pred.zip")
+"""The files for FreiHAND's leaderboard."""
 Crop = Literal["boxes", "two-pass"]
-
-
-class Evaluated(NamedTuple):
-    """Result: tables for the terminal, and the written files."""
-
-    tables: list[Table]
-    files: list[Path]
 
 
 def evaluate(
@@ -67,8 +59,8 @@ def evaluate(
     groups: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
-) -> Evaluated:
-    """Measure a fine-tuned network, and write results and pictures.
+) -> tuple[list[Table], list[Path]]:
+    """Measure a fine-tuned network, and write results and pictures; returns tables for the terminal, and the files.
 
     Args:
         source: a fine-tuning run, or one of its checkpoints.
@@ -95,7 +87,7 @@ def evaluate(
         ]
         config = dataclasses.replace(config, data=tuple(data))
     index = load_index(config.data)
-    index = index if groups is None else grouped(index, groups, config.data)
+    index = index if groups is None else grouped(index, groups)
     labels = PoseLabels.of(index)
     if not submission and not labels.labelled:
         raise UserError(
@@ -107,7 +99,7 @@ def evaluate(
     written = save_submission(folder, poses, labels) if submission else []
     if not labels.labelled:
         log.warning("the images have no labels, so nothing is measured")
-        return Evaluated([], written)
+        return [], written
 
     if reason := why_no_interval(index.groups):
         log.warning("no intervals: %s", reason)
@@ -146,7 +138,7 @@ def evaluate(
     report.save_poses(table, evaluation)
     report.save_pck(curves, curves_of)
     report.save_worst(pictures, evaluation, rows, worst_poses)
-    return Evaluated(tables, written + files_of_results)
+    return tables, written + files_of_results
 
 
 def _estimate(
@@ -160,39 +152,31 @@ def _estimate(
     progress: Progress | None = None,
 ) -> Poses:
     """The poses of all images of an index, by the boxes of the index or without them."""
-    world, cameras = single_process(config.train.device), labels.intrinsics
-    if crop == "two-pass":
-        return estimate_in_two_passes(
-            run.network, index, cameras, config, world, keep_images=keep_images, progress=progress
-        )
-    return estimate_poses(run.network, index, cameras, config, world, keep_images=keep_images, progress=progress)
+    world = single_process(config.train.device)
+    estimate = estimate_in_two_passes if crop == "two-pass" else estimate_poses
+    return estimate(run.network, index, labels.intrinsics, config, world, keep_images=keep_images, progress=progress)
 
 
-def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index:
+def grouped(index: Index, groups: str) -> Index:
     """The index with other groups: stretches of N images in their order, or images with the same text.
 
     Args:
-        groups: the number N; or a column of the boxes file, which has that text; or a regular expression, whose
-            parentheses, or else the whole of it, hold that text in an image's name.
-        data: the index's source, for the boxes file; of several sources none is read.
+        groups: the number N; or a regular expression, whose parentheses, or else the whole of it, hold that text in an
+            image's name.
 
     Raises:
-        UserError: it is neither, or the column or the expression has no text for an image.
+        UserError: it is neither, or the expression has no text for an image.
     """
-    file = box_file(data[0]) if len(data) == 1 else None
-    column = None if file is None else column_of(file, groups)
     try:
         if groups.isdecimal():
             keys = [str(row // int(groups)) for row in range(len(index))]
-        elif column is not None:
-            keys = [column.get(plain_name(name), "") for name in index.paths]
         else:
             matches = [re.search(groups, name) for name in index.paths]
             keys = ["" if match is None else str(match.groups() or [match[0]]) for match in matches]
         if "" in keys or not groups:
-            raise ValueError(f"no such column, or no such text for {index.paths[keys.index('') if groups else 0]}")
+            raise ValueError(f"no such text for {index.paths[keys.index('') if groups else 0]}")
     except (re.error, ValueError, ZeroDivisionError) as error:
-        expected = "expected a number of images, a column of the boxes file or a regular expression"
+        expected = "expected a number of images or a regular expression"
         raise UserError(f"--groups {groups!r}: {error}; {expected}") from error
     return dataclasses.replace(index, group=np.unique(keys, return_inverse=True)[1])
 
@@ -207,3 +191,25 @@ def _title(evaluation: Evaluation) -> str:
 def _name(run: PoseRun) -> str:
     """Name of a run: of its folder, or of a checkpoint outside a run's folder."""
     return run.path.parent.parent.name if run.path.parent.name in (BEST, CHECKPOINTS) else run.path.stem
+
+
+def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> list[Path]:
+    """Write pred.json for FreiHAND's evaluation, with joints in metres, and pred.zip for the leaderboard.
+
+    A missing hand, camera or scale is a `UserError`, since the leaderboard needs every image.
+    """
+    joints_m = poses.joints * labels.scale_m[:, None, None].astype(np.float64)
+    is_its_own = poses.samples == np.arange(len(joints_m))  # not a substitute's
+    missing = np.flatnonzero(~(np.isfinite(joints_m).all(axis=(1, 2)) & labels.has_camera & is_its_own))
+    if len(missing):
+        raise UserError(
+            f"no hand for {len(missing)} of {len(joints_m)} images, the first is image {missing[0]}: its file, its "
+            "camera matrix or its scale is missing. The leaderboard needs every image"
+        )
+    vertices = [[0.0, 0.0, 0.0]] * 778  # vertices of MANO; only the mesh's metrics use them
+    content = [joints_m.tolist(), [vertices] * len(joints_m)]
+    as_json, as_zip = (folder / name for name in SUBMISSION)
+    write_text(as_json, json.dumps(content))
+    with whole_file(as_zip) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(as_json, "pred.json")
+    return [as_json, as_zip]
