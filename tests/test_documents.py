@@ -178,6 +178,16 @@ def test_every_file_and_link_exists() -> None:
     assert {"a-runs-folder", "installing"} < anchors(ROOT / "docs" / "commands.md")
 
 
+def test_the_architecture_quotes_the_code() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    way = page[page.index("## The way of an image") : page.index("## Frames and units")]
+    quoted = [line.strip() for line in way.splitlines() if line.startswith("    ") and line.strip() != "..."]
+    files = [ROOT / f for f in ("pipelines/loader/loader.py", "train/trainer.py", "train/steps/exact.py")]
+    code = {line.strip() for file in files for line in file.read_text().splitlines()}
+    assert len(quoted) > 20
+    assert [line for line in quoted if line not in code] == []
+
+
 def test_the_library_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks, one after the other, as a reader would type them, on fewer hands; the first one learns."""
     page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")

@@ -96,7 +96,7 @@ def with_loss_name(config: Config, loss: Loss | None) -> Config:
     if loss is not None:
         if not has_recorded_settings(loss):
             log.warning(
-                "settings of the loss %r are not recorded, so a resumed run does not notice other ones: give it a "
+                "settings of the loss %s are not recorded, so a resumed run does not notice other ones: give it a "
                 "__repr__ that shows them, as a dataclass has",
                 loss,
             )

@@ -5,9 +5,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peclr_dali.synthetic.hand import SIDE_PX
+from peclr_dali.synthetic.light import shade
 from peclr_dali.synthetic.poses import Floats, Pixels
 from peclr_dali.synthetic.render import Rendering
-from peclr_dali.synthetic.scenes import SCENE_PX, Scene, shade
+from peclr_dali.synthetic.scenes import SCENE_PX, Scene
 from peclr_dali.synthetic.surface import to_linear
 
 _LEVELS = 4096

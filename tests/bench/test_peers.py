@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -30,11 +29,6 @@ def files(tmp_path: Path) -> Files:
     return Files([str(tmp_path / "picture.jpg")] * 12, np.array([[100, 75, 60]] * 12, np.float32), VIEW_PX)
 
 
-def drawn(draws: Draws) -> Any:
-    """In place of `draw`: the same augmentation for every view."""
-    return lambda *shape: Draws(*(np.full(shape, value) for value in draws))
-
-
 def test_peers_draw_what_the_paper_draws() -> None:
     geometry, colour, drawn_from = GeometryConfig(), ColourConfig(), workers.RANGES
     assert (drawn_from.rotation_deg, drawn_from.scale) == (geometry.rotation_deg, geometry.scale)
@@ -57,7 +51,7 @@ def first_view(peer: str, files: Files, draws: Draws, monkeypatch: pytest.Monkey
         monkeypatch.setattr(dali_plain, "RANGES", Draws(*((value, value + 1e-6) for value in draws)))
         return unnormalised(torch.from_numpy(np.asarray(next(dali_plain.batches(files, 1, 2))[0][0])))
     module = {"opencv": opencv, "torchvision": torchvision}[peer.partition("_")[0]]
-    monkeypatch.setattr(module, "draw", drawn(draws))
+    monkeypatch.setattr(module, "draw", lambda *shape: Draws(*(np.full(shape, value) for value in draws)))
     if peer == "opencv_authors":
         first, matrices_px, _, _ = opencv.make_batch_as_authors(files, [0, 1])
         corners = torch.tensor([[85.0, 115, 100], [60, 60, 90], [1, 1, 1]])

@@ -30,11 +30,6 @@ def settings(tmp_path: Path) -> list[str]:
     return [*TINY, f"data.root={tmp_path / 'images'}"]
 
 
-@pytest.fixture
-def config(settings: list[str]) -> Config:
-    return load_config(Config, [], settings)
-
-
 def test_a_row_has_what_a_table_of_cards_says(
     settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,8 +53,9 @@ def test_a_row_has_what_a_table_of_cards_says(
 
 @pytest.mark.parametrize(("loading_s", "stepping_s", "waits"), [(0.05, 0.0, True), (0.0, 0.05, False)])
 def test_waiting_is_the_time_until_a_batch_arrives(
-    loading_s: float, stepping_s: float, waits: bool, config: Config, monkeypatch: pytest.MonkeyPatch
+    loading_s: float, stepping_s: float, waits: bool, settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = load_config(Config, [], settings)
     bench = training.StepBench(config, load_index(config.data), World())
 
     @contextmanager

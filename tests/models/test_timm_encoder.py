@@ -13,19 +13,13 @@ from peclr_dali.models import timm_encoder
 from peclr_dali.models.encoders import make_encoder
 
 
-def _create(*names: str, **options: Any) -> torch.nn.Module:
-    """timm's own function, whatever stands for `timm.create_model`; importing timm costs a second."""
+def _with_dropout(*names: str, **options: Any) -> Any:
+    """test_vit with every kind of rate that a transformer of timm has; importing timm costs a second."""
     from timm import models
 
-    create: Any = models.create_model
-    model: torch.nn.Module = create(*names, **options)
-    return model
-
-
-def _with_dropout(*names: str, **options: Any) -> torch.nn.Module:
-    """test_vit with every kind of rate that a transformer of timm has."""
+    create: Any = models.create_model  # timm's own function, whatever stands for `timm.create_model`
     rates = {"drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "patch_drop_rate"}
-    return _create(*names, **options, **dict.fromkeys(rates, 0.5))
+    return create(*names, **options, **dict.fromkeys(rates, 0.5))
 
 
 @pytest.mark.parametrize("fused", [True, False])

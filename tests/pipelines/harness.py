@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -202,12 +203,20 @@ def join_ranks(ranks: Sequence[Sequence[Batch]]) -> list[Batch]:
     ]
 
 
-def assert_equal(one: Batch, other: Batch, *, within: int = 0) -> None:
-    """The same batch; pixels may differ by `within` levels."""
-    assert torch.equal(one.positions, other.positions)
-    assert torch.equal(one.samples, other.samples)
-    assert torch.equal(one.bad, other.bad)
-    for ours, theirs in zip(one.views, other.views, strict=True):
-        assert torch.equal(ours.matrix, theirs.matrix)
-        assert torch.equal(ours.source_to_view_px, theirs.source_to_view_px)
-        assert (ours.image.int() - theirs.image.int()).abs().max() <= within
+def assert_equal(ours: Sequence[Batch], theirs: Sequence[Batch], *, within: int = 0, mean: float = math.inf) -> None:
+    """The same batches; for `within` and `mean`, see `assert_equal_views`."""
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one.positions, other.positions)
+        assert torch.equal(one.samples, other.samples)
+        assert torch.equal(one.bad, other.bad)
+        assert_equal_views(one.views, other.views, within=within, mean=mean)
+
+
+def assert_equal_views(ours: Sequence[View], theirs: Sequence[View], *, within: int, mean: float) -> None:
+    """The same matrices; pixels may differ by `within` levels, and by less than `mean` on the average of a view."""
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one.matrix, other.matrix)
+        assert torch.equal(one.source_to_view_px, other.source_to_view_px)
+        difference = (one.image.int() - other.image.int()).abs()
+        assert difference.max() <= within
+        assert difference.float().mean() < mean

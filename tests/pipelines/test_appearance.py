@@ -37,20 +37,14 @@ def draws_of(appearance: AppearanceConfig, geometry: GeometryConfig, count: int)
     return harness.draws_of(Augmentation(geometry, ColourConfig(), appearance), count)
 
 
-def still(draws: FloatArray) -> FloatArray:
-    """The draws without their geometry, so that a view shows its whole image."""
-    draws = draws.copy()
-    draws[:, : Draw.MAGNIFICATION + 1] = PLAIN_DRAW[: Draw.MAGNIFICATION + 1]
-    return draws
-
-
 def views_of(
     renderer: RendererName, images: list[Image], draws: FloatArray, appearance: AppearanceConfig
 ) -> list[Image]:
     """Each whole image of side S as one view of side S, so that pixels are only changed by `appearance`."""
     geometry = GeometryConfig(side_px=images[0].shape[0])
-    boxes = np.zeros((len(images), 3), np.float32)
-    (view,) = make_views(renderer, images, boxes, [still(draws)], geometry, NO_COLOUR, appearance=appearance)
+    boxes, still = np.zeros((len(images), 3), np.float32), draws.copy()
+    still[:, : Draw.MAGNIFICATION + 1] = PLAIN_DRAW[: Draw.MAGNIFICATION + 1]
+    (view,) = make_views(renderer, images, boxes, [still], geometry, NO_COLOUR, appearance=appearance)
     return list(view.image.permute(0, 2, 3, 1).numpy())
 
 
@@ -149,17 +143,12 @@ def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str) -> No
         assert np.abs(tensors[row] - expected).max() <= (0 if exact else 1)
 
 
-def noise_of(draws: FloatArray, side_px: int = 64) -> np.ndarray:
-    """The noise of grey views: (N, S, S, 3)."""
-    grey = [np.full((side_px, side_px, 3), 128, np.uint8)] * len(draws)
-    return np.stack(views_of("cpu", grey, draws, ALWAYS["noise"])).astype(int) - 128
-
-
 def test_noise_is_gaussian_and_independent_from_pixel_to_pixel_and_view_to_view() -> None:
     draws = draws_of(ALWAYS["noise"], GeometryConfig(), 40)
     draws[1, [Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW]] = draws[0, [Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW]]
     draws[1, Column.NOISE_KEY_LOW] += 1  # neighbouring keys
-    noise = noise_of(draws)
+    grey = [np.full((64, 64, 3), 128, np.uint8)] * len(draws)
+    noise = np.stack(views_of("cpu", grey, draws, ALWAYS["noise"])).astype(int) - 128
     assert abs(noise.mean()) < 0.2  # half a million numbers: five standard errors
     assert abs(noise.std() - 25) < 0.15
     spread = np.random.default_rng(0).uniform(-0.5, 0.5, noise.size)  # undoes the rounding

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from peclr_dali.pipelines.views.augmentation import ColourConfig, GeometryConfig
-from peclr_dali.pipelines.views.draws import COLUMNS, Draw
+from peclr_dali.pipelines.views.augmentation import GeometryConfig
+from peclr_dali.pipelines.views.draws import Draw
 from tests.conftest import Record
-from tests.pipelines.harness import Image, make_views
+from tests.pipelines.harness import NO_COLOUR, Image, make_views
+from tests.pipelines.test_views import PLAIN_DRAW
 
 SMALL_PX = 1.25
 """Radius in view pixels up to which a dot is called small."""
@@ -46,8 +47,7 @@ def errors_of_dots_px(
         rng: of everything that is drawn.
     """
     geometry = GeometryConfig(side_px=side_px)
-    draws = np.zeros((images, COLUMNS), np.float32)
-    draws[:, [Draw.MAGNIFICATION, Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE]] = 1
+    draws = np.tile(PLAIN_DRAW, (images, 1))
     draws[:, Draw.ANGLE_DEG] = rng.uniform(-45, 45, images)
     draws[:, [Draw.SHIFT_X_FRAC, Draw.SHIFT_Y_FRAC]] = rng.uniform(-0.1, 0.1, (images, 2))
     sources, centers = [], []
@@ -60,7 +60,7 @@ def errors_of_dots_px(
         centers.append((places + rng.uniform(-1, 1, places.shape)) * source_px)
         sources.append(disc_image(centers[-1], radius_px * source_px, source_side))
     whole = np.zeros((images, 3), np.float32)
-    (view,) = make_views("cpu", sources, whole, [draws], geometry, ColourConfig(jitter="none"))
+    (view,) = make_views("cpu", sources, whole, [draws], geometry, NO_COLOUR)
     errors, reach = [], math.ceil(radius_px) + 2
     for row, centers_px in enumerate(centers):
         matrix = view.source_to_view_px[row].double().numpy()

@@ -64,12 +64,6 @@ def positions(batches: list[Batch]) -> list[int]:
     return torch.cat([batch.positions for batch in batches]).tolist()
 
 
-def test_a_loader_that_is_sent_to_another_process_says_what_to_do(folder: Path) -> None:
-    """As spawn, forkserver and the workers of a DataLoader send their arguments."""
-    with small_loader(folder) as loader, pytest.raises(TypeError, match="call make_loader there"):
-        pickle.dumps(loader)
-
-
 def test_epochs_are_those_of_the_loader(folder: Path) -> None:
     index = index_of(folder)
     of_numpy: dict[str, Any] = {"batch": np.uint8(6), "seed": np.uint64(2**62 + 5)}
@@ -84,8 +78,7 @@ def test_epochs_are_those_of_the_loader(folder: Path) -> None:
         assert ours.index.paths == index.paths
         list(islice(same, 1))
     assert len(made) == 8
-    for one, other in zip(expected, made, strict=True):
-        assert_equal(one, other)
+    assert_equal(made, expected)
     with small_loader(DataConfig(source="folder", root=str(folder)), views=3) as three:
         assert [len(batch.views) for batch in islice(three, 2)] == [3, 3]
 
@@ -128,6 +121,8 @@ def test_keypoints_are_in_pixels_of_each_view(folder: Path) -> None:
 
 def test_a_for_that_is_left_early_ends_its_epoch(folder: Path) -> None:
     with small_loader(folder) as loader:
+        with pytest.raises(TypeError, match="call make_loader there"):
+            pickle.dumps(loader)  # as spawn, forkserver and the workers of a DataLoader send their arguments
         assert iter(loader) is not iter(loader)  # which alone moves nothing
         assert positions(list(islice(loader, 1))) == list(range(6))
         assert loader.epoch == 0
@@ -137,7 +132,7 @@ def test_a_for_that_is_left_early_ends_its_epoch(folder: Path) -> None:
         assert positions(list(islice(loader, 1))) == list(range(72, 78))
 
 
-def test_the_epoch_can_be_set(folder: Path) -> None:
+def test_the_epoch_can_be_set_and_a_change_of_the_position_ends_a_running_for(folder: Path) -> None:
     with small_loader(folder) as loader:
         with pytest.raises(UserError, match="epoch = -1: expected a whole number from 0 to"):
             loader.set_epoch(-1)
@@ -149,10 +144,6 @@ def test_the_epoch_can_be_set(folder: Path) -> None:
         assert positions(list(loader)) == list(range(24))
         loader.set_epoch(1)
         assert positions(list(loader)) == list(range(24, 48))
-
-
-def test_a_change_of_the_position_ends_a_running_for(folder: Path) -> None:
-    with small_loader(folder) as loader:
         under_way = iter(loader)
         next(under_way)
         loader.set_epoch(1)
@@ -190,9 +181,8 @@ def test_a_state_is_resumed_on_another_number_of_ranks(folder: Path, steps: int,
             loader.set_epoch(steps // 4)  # as frameworks do before each epoch
             after.append(take(loader, 11 - steps))
     made = join_ranks(before) + join_ranks(after)
-    assert len(made) == len(whole) == 11
-    for one, other in zip(whole, made, strict=True):
-        assert_equal(one, other)
+    assert len(made) == 11
+    assert_equal(made, whole)
 
 
 def test_a_state_can_move_a_loader_back(folder: Path) -> None:
@@ -204,8 +194,7 @@ def test_a_state_can_move_a_loader_back(folder: Path) -> None:
         loader.load_state_dict(states[1])
         again = list(loader)
     assert len(again) == 2
-    for one, other in zip(made[2:], again, strict=True):
-        assert_equal(one, other)
+    assert_equal(again, made[2:])
 
 
 @pytest.mark.parametrize(

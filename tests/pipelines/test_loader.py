@@ -24,9 +24,8 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader.quarantine import Quarantine
 from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS
-from peclr_dali.pipelines.samples.index import Bytes, Index, Store, read_file
-from peclr_dali.pipelines.samples.join import join
-from peclr_dali.pipelines.samples.order import EpochOrder, Order, build_order
+from peclr_dali.pipelines.samples.index import Bytes, Index, Store, _read_or_error, read_file
+from peclr_dali.pipelines.samples.order import EpochOrder, Order
 from peclr_dali.pipelines.samples.partners import of_same_group
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
 from tests.pipelines.harness import (
@@ -94,21 +93,11 @@ def test_neither_chunks_nor_start_nor_ranks_change_a_sample(folder: Index, rende
     whole = made()
     assert (whole[0].samples[:, 0] != whole[0].samples[:, 1]).all() == pairs
     for chunk in (1, 7):
-        for ours, theirs in zip(whole, made(chunk=chunk), strict=True):
-            assert_equal(ours, theirs)
-    for ours, theirs in zip(whole[4:], made(first=4), strict=True):
-        assert_equal(ours, theirs)
+        assert_equal(made(chunk=chunk), whole)
+    assert_equal(made(first=4), whole[4:])
     for edges in ([0, 8, 20], [0, 4, 15, 20]):
         shares = join_ranks([made(rows=rows, chunk=5) for rows in itertools.pairwise(edges)])
-        for ours, theirs in zip(whole, shares, strict=True):
-            assert_equal(ours, theirs)
-
-
-def test_backends_agree_on_everything_but_rounding(folder: Index) -> None:
-    for ours, theirs in zip(load(folder, views="dali"), load(folder, views="cpu"), strict=True):
-        assert_equal(ours, theirs, within=255)
-        for one, other in zip(ours.views, theirs.views, strict=True):
-            assert (one.image.float() - other.image.float()).abs().mean() < 1
+        assert_equal(shares, whole)
 
 
 def odd_but_good(kind: str) -> bytes:
@@ -221,15 +210,9 @@ def failing(folder: Index, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], S
                 raise OSError(number, os.strerror(number))
             return read_file(path)
 
-        def read_or_error(path: str) -> Bytes:
-            try:
-                return read(path)
-            except OSError as error:
-                return error
-
         class Files(Store):
             def read(self, rows: Sequence[int]) -> list[Bytes]:
-                return [read_or_error(f"{folder.root}/{folder.paths[row]}") for row in rows]
+                return [_read_or_error(f"{folder.root}/{folder.paths[row]}") for row in rows]
 
         monkeypatch.setattr("peclr_dali.pipelines.samples.index.read_file", read)
         monkeypatch.setattr("peclr_dali.pipelines.loader.read.read_sound_jpegs", lambda paths: [None] * len(paths))
@@ -320,23 +303,6 @@ def test_lack_of_memory_is_no_fault_of_a_file() -> None:
     assert "False" not in lines
 
 
-def test_a_bad_file_s_substitute_is_of_its_source(folder: Index, tmp_path: Path) -> None:
-    """Two sources of equal shares, half of the second broken: the shares stay, and only the broken are replaced."""
-    for number in range(12):
-        data = b"" if number % 2 else jpeg(np.full((40, 40, 3), 20 * number, np.uint8))
-        (tmp_path / f"{number:02}.jpg").write_bytes(data)
-    index = join([folder, index_of(tmp_path)], [1, 1])
-    order = build_order(index, batch=20, seed=5)
-    for batch in load(index, order=order, last=5):
-        samples = batch.samples[:, 0].numpy()
-        wanted = order.samples_at(batch.positions.numpy())
-        bad = (wanted >= 61) & ((wanted - 61) % 2 == 1)
-        assert (samples >= 61).sum() == 10
-        assert bad.any()
-        np.testing.assert_array_equal(samples[~bad], wanted[~bad])
-        assert ((samples[bad] >= 61) & ((samples[bad] - 61) % 2 == 0)).all()
-
-
 @pytest.mark.parametrize("renderer", RENDERERS)
 @pytest.mark.parametrize("size", [(2, 2), (1, 4), (1, 300), (7, 3), (3000, 40)])
 def test_extreme_sizes_are_read_within_their_memory(
@@ -375,8 +341,7 @@ def test_a_restart_gives_the_same_bits_where_regions_do_not_decode(renderer: Ren
     assert {row for batch in through for row in batch.bad.tolist()} == {0, 5, 10, 15}
     assert all(row % 5 for batch in through for row in batch.samples[:, 0].tolist())
     for first in (2, 5):
-        for one, other in zip(through[first:], made(first), strict=True):
-            assert_equal(one, other)
+        assert_equal(made(first), through[first:])
 
 
 def test_a_closed_loader_raises_an_error(folder: Index) -> None:

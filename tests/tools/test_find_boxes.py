@@ -62,8 +62,7 @@ def test_what_it_writes_is_read(tmp_path: Path) -> None:
     assert boxes.image.tolist() == [0, 1, 3, 3]
     expected = [[36.25, 42.25, 30.5], [50, 17, 20], [16.25, 22.25, 30.5], [50, 17, 20]]
     assert boxes.box_px == pytest.approx(np.array(expected), abs=0.051)
-    assert boxes.mirror is not None
-    assert boxes.mirror.tolist() == [False, True, True, False]
+    np.testing.assert_array_equal(boxes.mirror, [False, True, True, False])
     np.testing.assert_allclose(
         boxes.labels["keypoints_px"].reshape(-1, 21, 2), [LEFT_PX + 20, RIGHT_PX, LEFT_PX, RIGHT_PX], atol=0.051
     )
@@ -133,16 +132,11 @@ def test_an_image_on_which_the_detector_fails_is_unreadable(photos: Path, monkey
     assert find("2.jpg") == [row_without_hand("2.jpg", "unreadable")]
 
 
-def require_detector() -> None:
-    """Skip a test if uv cannot make the script's environment."""
+@pytest.mark.slow
+def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path) -> None:
     made = subprocess.run([UV, "sync", "--script", TOOL], capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"uv cannot get the packages: {made.stderr.strip().splitlines()[-1]}")
-
-
-@pytest.mark.slow
-def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path) -> None:
-    require_detector()
     data, out = tmp_path / "hands", tmp_path / "boxes.csv"
     make_dataset(data, poses=20, seed=0)
     root = data / "training" / "rgb"
@@ -162,15 +156,13 @@ def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path
     truth_px = points[..., :2] / points[..., 2:]
     truth_px = truth_px[np.arange(len(files)) % len(truth_px)]
     index = load_folder(DataConfig("folder", str(root), box=str(out)))
-    assert index.mirror is not None
     is_left = np.array([path.startswith("left/") for path in index.paths])
     rows = np.array([int(Path(path).stem) for path in index.paths])[~is_left]
     low_px, high_px = truth_px[rows].min(axis=1), truth_px[rows].max(axis=1)
     truth_side_px = (high_px - low_px).max(axis=1)
     moved_px = np.linalg.norm(index.box_px[~is_left, :2] - (low_px + high_px) / 2, axis=1)
 
-    assert index.keypoints_px is not None
-    errors_px = np.linalg.norm(index.keypoints_px[~is_left] - truth_px[rows], axis=2).mean(axis=1)
+    errors_px = np.linalg.norm(index.tables["keypoints_px"][~is_left] - truth_px[rows], axis=2).mean(axis=1)
     row = {
         "images": len(files),
         "image_px": 224,
@@ -178,10 +170,10 @@ def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path
         "keypoint_error_px": round(float(np.median(errors_px)), 2),
         "box_centre_error_px": round(float(np.median(moved_px)), 2),
         "box_side_over_true": round(float(np.median(index.box_px[~is_left, 2] / truth_side_px)), 3),
-        "right_called_left": int(index.mirror[~is_left].sum()),
+        "right_called_left": int(index.mirrored[~is_left].sum()),
         "mirrored_images": 20,
         "mirrored_found": len({path for path in index.paths if path.startswith("left/")}),
-        "mirrored_called_right": int((~index.mirror[is_left]).sum()),
+        "mirrored_called_right": int((~index.mirrored[is_left]).sum()),
     }
     record("find_boxes", **row)
     assert row["found"] >= 0.85 * len(files)

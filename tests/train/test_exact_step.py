@@ -229,7 +229,7 @@ def test_any_loss_of_any_module_on_any_number_of_views() -> None:
 
 
 def test_sizes_that_do_not_fit_are_named_as_the_arguments_are() -> None:
-    with pytest.raises(UserError, match=r"^batch = 8 holds 1 micro-batches of 8 images.* a smaller micro_batch "):
+    with pytest.raises(UserError, match=r"^batch = 8 holds 1 micro-batches of 8 images.* a smaller micro_batch,"):
         exact_step(network(), batch=8, micro_batch=8, world=World(0, 2))
     with pytest.raises(ValueError, match=r"6 samples, but this rank's share is 8: give make_loader .*batch = 2"):
         exact_step(network(), batch=8, micro_batch=2)(images(6))

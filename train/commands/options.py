@@ -52,26 +52,44 @@ FILE = PathOfUser(path_type=Path, dir_okay=False)
 
 def config_options(command: F) -> F:
     """Add `-c` and `--set`."""
-    later = "Configuration file; repeatable, later files override earlier ones.  [default: the paper's values]"
-    files = click.option("-c", "--config", "files", multiple=True, type=PATH, metavar="FILE.toml", help=later)
-    change = "Change one key, such as optim.lr=3e-4; repeatable."
-    return files(click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=change)(command))
+    command = click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change one key, such as optim.lr=3e-4; repeatable.",
+    )(command)
+    return click.option(
+        "-c",
+        "--config",
+        "files",
+        multiple=True,
+        type=PATH,
+        metavar="FILE.toml",
+        help="Configuration file; repeatable, later files override earlier ones.  [default: the paper's values]",
+    )(command)
 
 
 def run_options(command: F) -> F:
     """Add `--out`, `--resume` and `--print-config`."""
-    out = click.option("--out", metavar="FOLDER", help="The run's folder; short for --set run.out=FOLDER.")
-    newest = "auto: continue from the newest checkpoint in the run's folder, if there is one."
-    choice = click.Choice(["never", "auto"])
-    resume = click.option("--resume", type=choice, default="never", show_default=True, help=newest)
-    printing = click.option("--print-config", is_flag=True, help="Print the complete configuration as TOML and exit.")
-    return out(resume(printing(command)))
+    command = click.option("--print-config", is_flag=True, help="Print the complete configuration as TOML and exit.")(
+        command
+    )
+    command = click.option(
+        "--resume",
+        type=click.Choice(["never", "auto"]),
+        default="never",
+        show_default=True,
+        help="auto: continue from the newest checkpoint in the run's folder, if there is one.",
+    )(command)
+    return click.option("--out", metavar="FOLDER", help="The run's folder; short for --set run.out=FOLDER.")(command)
 
 
 def workers_option(text: str) -> Callable[[F], F]:
     """Add `--workers`."""
-    kind = click.IntRange(1, 1024)
-    return click.option("--workers", default=available_cores, show_default="one per core", type=kind, help=text)
+    return click.option(
+        "--workers", default=available_cores, show_default="one per core", type=click.IntRange(1, 1024), help=text
+    )
 
 
 def force_option(command: F) -> F:

@@ -137,7 +137,7 @@ def load_config(
         raise UserError(_explain(kind, error, layers)) from error
     taken = dict(flatten(to_dict(config)))
     for key, value in flatten(values):
-        if fault := _fault(value, taken[key]):
+        if fault := _fault(value, taken.get(key, value)):  # a single table [data] becomes a list
             raise UserError(f"{_origin(layers, key)}{key} = {value!r}: {fault}")
     return config
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from peclr_dali.errors import UserError
+from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.sources import load_index
 from peclr_dali.skeleton import hand_rows
 from peclr_dali.synthetic.poses import draw_pose, draw_shape
 
@@ -26,6 +28,12 @@ def one_line(message: str, *parts: object) -> Iterator[None]:
     assert "\n" not in text
     assert len(text) < 600
     assert all(str(part) in text for part in parts)
+
+
+def assert_refused(config: DataConfig, message: str, *parts: object) -> None:
+    """Loading these data ends in a line as `one_line` expects it."""
+    with one_line(message, *parts):
+        load_index(config)
 
 
 def write_image(file: Path, width_px: int, height_px: int) -> None:

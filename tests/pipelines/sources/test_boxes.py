@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.boxes import read_boxes
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.skeleton import HAND
-from tests.pipelines.sources.layouts import one_line, write_image
+from tests.pipelines.sources.layouts import assert_refused, write_image
 from tests.pipelines.sources.test_freihand import write_part
 from tests.train.tiny_hands import write_hands
 
@@ -70,10 +69,8 @@ def test_each_hand_is_a_sample_and_the_rest_is_left_out(
     index = load_folder(DataConfig("folder", str(root), box=str(boxes)))
     assert index.paths == ["b.jpg", "b.jpg", "c.jpg"]
     np.testing.assert_array_equal(index.box_px, np.array([(55, 20, 20), (25, 15, 30), (10, 10, 10)], np.float32))
-    assert index.mirror is not None
-    assert index.mirror.tolist() == [True, False, False]
-    assert index.group is not None  # the hands of an image stay together in subsets
-    assert index.group[0] == index.group[1] != index.group[2]
+    assert index.mirrored.tolist() == [True, False, False]
+    assert index.groups[0] == index.groups[1] != index.groups[2]  # the hands of an image stay together in subsets
     assert [record.message for record in caplog.records] == [
         *[f"{boxes}: 1 rows repeat a hand of a row before, and are left out"] * (form == "csv"),
         f"{boxes}: 3 hands, 1 of them left, in 2 of 5 images; images without a hand are left out",
@@ -104,8 +101,7 @@ def test_a_source_with_one_hand_in_an_image_keeps_its_images(tmp_path: Path) -> 
     assert (len(index), index.mirror) == (8, None)
     np.testing.assert_array_equal(index.box_px[:2], [(21, 12, 10), (0, 0, 0)])
     boxes.write_text(f"{HEADER}\n{name},16,7,26,17,left\n{name},16,7,26,18,left\n")
-    with pytest.raises(UserError, match=f"line 3: a second box for '{name}'; expected one"):
-        load_index(config)
+    assert_refused(config, f"line 3: a second box for '{name}'; expected one")
 
 
 def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path, root: Path) -> None:
@@ -114,17 +110,19 @@ def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path, root:
     whole = hand_row("a.jpg", "left", np.full((21, 2), [20.0, 30.0]) + np.arange(21)[:, None])
     boxes = tmp_path / "boxes.csv"
     boxes.write_text("\n".join(map(",".join, [COLUMNS, ["a.jpg", "21.0", *whole[2:6]], whole])))
-    keypoints_px = load_folder(DataConfig("folder", str(root), box=str(boxes))).keypoints_px
-    assert keypoints_px is not None
+    keypoints_px = load_folder(DataConfig("folder", str(root), box=str(boxes))).tables["keypoints_px"]
     assert np.isnan(keypoints_px[0]).all()
     np.testing.assert_allclose(keypoints_px[1], [20.0, 30.0] + np.arange(21)[:, None], atol=0.06)
     boxes.write_text("\n".join(map(",".join, [COLUMNS, ["a.jpg", "0", "0", "80", "60", "left", *["0.5"] * 42]])))
-    with pytest.raises(UserError, match=r"1 of 1 hands have keypoints far from their boxes.*not fractions"):
-        load_index(DataConfig("folder", str(root), box=str(boxes)))
+    assert_refused(
+        DataConfig("folder", str(root), box=str(boxes)),
+        r"1 of 1 hands have keypoints far from their boxes.*not fractions",
+    )
     for cell in ("x", "", "inf", "1e300"):
         boxes.write_text("\n".join(map(",".join, [COLUMNS, [*whole[:-1], cell]])))
-        with pytest.raises(UserError, match=r"line 2: .*expected 42 numbers in wrist_x to little_tip_y"):
-            load_folder(DataConfig("folder", str(root), box=str(boxes)))
+        assert_refused(
+            DataConfig("folder", str(root), box=str(boxes)), r"line 2: .*expected 42 numbers in wrist_x to little_tip_y"
+        )
 
 
 @pytest.fixture
@@ -153,8 +151,7 @@ def test_joints_and_a_camera_beside_a_folder_are_the_labels_of_a_dataset(labelle
     for name in ("K", "xyz_m"):
         np.testing.assert_array_equal(index.targets[name], expected.targets[name])
     points = index.targets["xyz_m"] @ index.targets["K"].mT
-    assert index.keypoints_px is not None
-    np.testing.assert_allclose(index.keypoints_px, points[..., :2] / points[..., 2:], atol=1e-4)
+    np.testing.assert_allclose(index.tables["keypoints_px"], points[..., :2] / points[..., 2:], atol=1e-4)
     np.testing.assert_allclose(index.box_px, expected.box_px, atol=1e-4)
     parts = [load_index(replace(config, split=split)).paths
              for split in ("train", "val")]  # fmt: skip
@@ -192,8 +189,7 @@ def camera_of_twice_the_size(text: str) -> str:
 def test_wrong_joints_end_in_one_line(labelled: tuple[Path, Index], change: Callable[[str], str], message: str) -> None:
     file, index = labelled
     file.write_text(change(file.read_text()))
-    with one_line(message, file):
-        load_index(DataConfig("folder", str(index.root), box=str(file)))
+    assert_refused(DataConfig("folder", str(index.root), box=str(file)), message, file)
 
 
 PLAIN = "file,x0,y0,x1,y1\n"
@@ -232,8 +228,7 @@ def test_wrong_boxes_end_in_one_line(root: Path, name: str, text: str | bytes | 
     boxes = root / name
     if text is not None:
         boxes.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with one_line(message, boxes):
-        load_folder(DataConfig("folder", str(root), box=str(boxes)))
+    assert_refused(DataConfig("folder", str(root), box=str(boxes)), message, boxes)
 
 
 def test_right_boxes_may_end_outside_of_their_images(root: Path) -> None:

@@ -12,7 +12,7 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.coco import ANNOTATIONS, load_coco
 from peclr_dali.skeleton import HAND, THUMB_IN_ANATOMY
-from tests.pipelines.sources.layouts import one_line, write_image
+from tests.pipelines.sources.layouts import assert_refused, write_image
 
 HANDS = 20
 
@@ -51,12 +51,13 @@ def changed(root: Path, entries: str = "annotations", **change: Any) -> None:
 def test_hands_are_as_they_were_annotated(root: Path) -> None:
     index = load_coco(DataConfig("coco", str(root)))
     content = json.loads((root / "annotations.json").read_text())
-    assert index.keypoints_px is not None
     for row, one in enumerate(content["annotations"]):
         labels = np.array(one["keypoints"]).reshape(21, 3)
         known = labels[:, 2] > 0
-        np.testing.assert_array_equal(index.keypoints_px[row, known], labels[known, :2] + 0.5)  # pixels' centres
-        assert np.isnan(index.keypoints_px[row, ~known]).all()
+        np.testing.assert_array_equal(
+            index.tables["keypoints_px"][row, known], labels[known, :2] + 0.5
+        )  # pixels' centres
+        assert np.isnan(index.tables["keypoints_px"][row, ~known]).all()
         assert known.sum() == 20 + row % 2
         x, y, width, height = one["bbox"]
         np.testing.assert_allclose(index.box_px[row], [x + width / 2, y + height / 2, max(width, height)])
@@ -79,8 +80,8 @@ def test_crowds_and_hands_without_a_keypoint_or_a_size_are_left_out(root: Path) 
 def test_without_a_box_the_box_is_around_the_keypoints(root: Path) -> None:
     changed(root, bbox=[0, 0, 0, 0])
     index = load_coco(DataConfig("coco", str(root)))
-    assert index.keypoints_px is not None
-    low, high = np.nanmin(index.keypoints_px[0], axis=0), np.nanmax(index.keypoints_px[0], axis=0)
+    keypoints_px = index.tables["keypoints_px"][0]
+    low, high = np.nanmin(keypoints_px, axis=0), np.nanmax(keypoints_px, axis=0)
     np.testing.assert_allclose(index.box_px[0], [*(low + high) / 2, (high - low).max()])
 
 
@@ -104,10 +105,12 @@ def test_the_parts_share_no_image_whatever_its_number_and_place(root: Path) -> N
 
 
 def test_keys_without_a_meaning_are_refused(root: Path) -> None:
-    with one_line(r"data\.part = 'evaluation': .*have no parts"):  # it would be all images
-        load_coco(DataConfig("coco", str(root), part="evaluation"))
-    with one_line(r"data.box = 'boxes.csv': COCO's annotations hold the boxes. Leave it out"):
-        load_coco(DataConfig("coco", str(root), box="boxes.csv"))
+    # it would be all images
+    assert_refused(DataConfig("coco", str(root), part="evaluation"), r"data\.part = 'evaluation': .*have no parts")
+    assert_refused(
+        DataConfig("coco", str(root), box="boxes.csv"),
+        r"data.box = 'boxes.csv': COCO's annotations hold the boxes. Leave it out",
+    )
 
 
 def test_the_file_may_lie_elsewhere(root: Path) -> None:
@@ -150,8 +153,11 @@ def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> Non
         x, y, width, height = one["bbox"]
         one["bbox"] = [x, y, x + width, y + height]
     (root / "annotations.json").write_text(json.dumps(content))
-    with one_line("most boxes end outside of their images; expected bbox as x, y, width, height", root):
-        load_coco(DataConfig("coco", str(root)))
+    assert_refused(
+        DataConfig("coco", str(root)),
+        "most boxes end outside of their images; expected bbox as x, y, width, height",
+        root,
+    )
 
 
 def test_sizes_before_exif_turned_the_images_end_in_one_line(root: Path) -> None:
@@ -163,8 +169,11 @@ def test_sizes_before_exif_turned_the_images_end_in_one_line(root: Path) -> None
         Image.new("RGB", (64, 48)).save(root / image["file_name"], exif=exif)
         image.update(width=64, height=48)
     (root / "annotations.json").write_text(json.dumps(content))
-    with one_line("20 of 20 images have another size .* 48, 64; labelled_size_px 64, 48.*before EXIF turned", root):
-        load_index(DataConfig("coco", str(root)))
+    assert_refused(
+        DataConfig("coco", str(root)),
+        "20 of 20 images have another size .* 48, 64; labelled_size_px 64, 48.*before EXIF turned",
+        root,
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,8 +188,7 @@ def test_sizes_before_exif_turned_the_images_end_in_one_line(root: Path) -> None
 def test_files_in_another_format_end_in_one_line(text: str | None, message: str, root: Path) -> None:
     file = root / "annotations.json"
     file.unlink() if text is None else file.write_text(text)
-    with one_line(message, file):
-        load_coco(DataConfig("coco", str(root)))
+    assert_refused(DataConfig("coco", str(root)), message, file)
 
 
 @pytest.mark.parametrize(
@@ -205,5 +213,4 @@ def test_files_in_another_format_end_in_one_line(text: str | None, message: str,
 )
 def test_a_wrong_entry_ends_in_one_line(entries: str, change: dict[str, Any], message: str, root: Path) -> None:
     changed(root, entries, **change)
-    with one_line(message, root / "annotations.json"):
-        load_index(DataConfig("coco", str(root)))
+    assert_refused(DataConfig("coco", str(root)), message, root / "annotations.json")

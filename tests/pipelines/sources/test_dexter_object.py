@@ -10,10 +10,11 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.dexter_object import SEQUENCES, TIPS, load_dexter_object
 from peclr_dali.skeleton import HAND
-from tests.pipelines.sources.layouts import dexter_tips_mm, one_line, write_boxes, write_dexter_object
+from tests.pipelines.sources.layouts import assert_refused, dexter_tips_mm, write_boxes, write_dexter_object
 
 FRAMES = dict(zip(SEQUENCES, (3, 2, 2, 1, 1, 2), strict=True))
 HIDDEN = {("Grasp1", 1): [0, 3], ("Grasp2", 0): [0, 1, 2, 3, 4], ("Pinch", 0): [0, 1, 2, 3]}
+FRAME = "data/Rigid/color/image_00000_color"
 
 
 @pytest.fixture
@@ -44,8 +45,7 @@ def test_fingertips_are_known_and_nothing_else(root: Path, caplog: pytest.LogCap
         f"{root}/data: 10 of 11 frames are used, of 6 of 6 sequences; the other frames have no annotated fingertip"
     ]
     assert [HAND.keypoints[tip] for tip in TIPS] == ["thumb_tip", "index_tip", "middle_tip", "ring_tip", "little_tip"]
-    keypoints_px, xyz_m = index.keypoints_px, index.targets["xyz_m"]
-    assert keypoints_px is not None
+    keypoints_px, xyz_m = index.tables["keypoints_px"], index.targets["xyz_m"]
     known = np.isfinite(xyz_m[..., 2])
     np.testing.assert_array_equal(known[..., None], np.isfinite(xyz_m[..., :1]))
     np.testing.assert_array_equal(np.repeat(known[..., None], 2, axis=2), np.isfinite(keypoints_px))
@@ -60,8 +60,7 @@ def test_fingertips_are_known_and_nothing_else(root: Path, caplog: pytest.LogCap
                 position_m, pixel = by_hand(tip_mm)
                 np.testing.assert_allclose(xyz_m[row, tip], position_m, rtol=1e-5, atol=1e-6)
                 np.testing.assert_allclose(keypoints_px[row, tip], pixel, rtol=1e-4)
-    assert index.mirror is not None
-    assert index.mirror.all()
+    assert index.mirrored.all()
     np.testing.assert_allclose(
         index.targets["K"][5], [[587.45209, 0.0, 325.0], [0.0, 600.67456, 249.0], [0.0, 0.0, 1.0]]
     )
@@ -69,8 +68,8 @@ def test_fingertips_are_known_and_nothing_else(root: Path, caplog: pytest.LogCap
 
 def test_the_box_is_around_the_tips_and_no_smaller_than_a_hand(root: Path) -> None:
     index = load_dexter_object(DataConfig("dexter_object", str(root)))
-    assert index.keypoints_px is not None
-    low, high = np.nanmin(index.keypoints_px, axis=1), np.nanmax(index.keypoints_px, axis=1)
+    keypoints_px = index.tables["keypoints_px"]
+    low, high = np.nanmin(keypoints_px, axis=1), np.nanmax(keypoints_px, axis=1)
     np.testing.assert_allclose(index.box_px[:, :2], (low + high) / 2, rtol=1e-5)
     assert (index.box_px[:, 2] >= (high - low).max(axis=1) * 0.9999).all()
     (depth_m,) = index.targets["xyz_m"][6, 20:, 2]  # the frame with a single fingertip
@@ -85,8 +84,7 @@ def test_a_file_of_boxes_may_have_all_frames(root: Path) -> None:
     index = load_index(config)  # the box of the frame that is not used is ignored
     assert len(index) < len(frames)
     assert index.box_px[:, 0].tolist() == [320 + frames.index(path) for path in index.paths]
-    with one_line(r"Dexter\+Object are not split"):
-        load_index(DataConfig(source="dexter_object", root=str(root), split="train"))
+    assert_refused(DataConfig(source="dexter_object", root=str(root), split="train"), r"Dexter\+Object are not split")
 
 
 def rewrite(change: Any) -> Any:
@@ -97,17 +95,13 @@ def rewrite(change: Any) -> Any:
     return damage
 
 
-def only_bmp(root: Path) -> None:
-    frame = root / "data/Rigid/color/image_00000_color.png"
-    frame.rename(frame.with_suffix(".bmp"))
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda root: (root / "data").rename(root / "x"), "none of the folders Grasp1, Grasp2, .* is there"),
         (lambda root: (root / "data/Rigid/color").rename(root / "c"), "Rigid/color: No such file.*Check the path"),
-        (only_bmp, r"Rigid: 0 \.png, .* and 1 others in color, but 1 lines in .*convert frames"),
+        (lambda root: (root / f"{FRAME}.png").rename(root / f"{FRAME}.bmp"),
+         r"Rigid: 0 \.png, .* and 1 others in color, but 1 lines in .*convert frames"),
         (rewrite(lambda text: text + text), r"Rigid: 1 .* in color, but 2 lines in annotations/Rigid3D\.txt"),
         (rewrite(lambda text: "1, 2, 3; 4, 5, 6"), r"D\.txt: .*line 1: '1, 2, 3; 4, 5, 6'\); expected a line"),
         (rewrite(lambda text: "a, b, c;" * 6), "line 1: 'a, b, c;"),
@@ -116,14 +110,14 @@ def only_bmp(root: Path) -> None:
 )  # fmt: skip
 def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
     damage(root)
-    with one_line(message, root):
-        load_index(DataConfig("dexter_object", str(root)))
+    assert_refused(DataConfig("dexter_object", str(root)), message, root)
 
 
 def test_frames_without_any_annotation_are_refused(tmp_path: Path) -> None:
     write_dexter_object(tmp_path, {"Pinch": 1}, hidden={("Pinch", 0): [0, 1, 2, 3, 4]})
-    with one_line("leave no image of a usable hand", tmp_path / "data/*/annotations"):
-        load_index(DataConfig("dexter_object", str(tmp_path)))
+    assert_refused(
+        DataConfig("dexter_object", str(tmp_path)), "leave no image of a usable hand", tmp_path / "data/*/annotations"
+    )
 
 
 def test_frames_without_leading_zeros_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ import pytest
 
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE
-from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.folder import load_folder
-from tests.pipelines.sources.layouts import one_line
+from tests.pipelines.sources.layouts import assert_refused
 
 
 @pytest.fixture
@@ -66,25 +65,22 @@ def test_links_are_followed_once(root: Path, tmp_path: Path, caplog: pytest.LogC
     assert load_folder(DataConfig("folder", str(root))).paths == [*PATHS, "out/e.jpg"]
     (record,) = caplog.records
     assert "8 images are used; left out: 3 broken links; convert" in record.message
+    (root / "b" / "new.heic").write_bytes(b"")
+    load_folder(DataConfig("folder", str(root)))
+    assert "8 images are used; left out: 3 broken links, 1 .heic; convert other images to JPEG" in caplog.text
 
 
 def test_what_cannot_be_listed_ends_in_one_line(root: Path) -> None:
     for name, message in (("nowhere", "No such file"), ("c.jpg", "Not a directory")):
-        with one_line(rf"{name}: {message}.*Check the path", root):
-            load_index(DataConfig("folder", str(root / name)))
+        assert_refused(DataConfig("folder", str(root / name)), rf"{name}: {message}.*Check the path", root)
     empty = root / "empty"
     empty.mkdir()
     for name in ("a.HEIC", "b.heic", "c.heic", "d.txt", "e.txt", "README"):
         (empty / name).write_bytes(b"")
-    with one_line(r"found 3 \.heic, 2 \.txt, 1 without an ending\. .*convert other images to JPEG"):
-        load_folder(DataConfig("folder", str(empty)))
-
-
-def test_images_of_other_kinds_are_counted_in_a_warning(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (root / "b" / "new.heic").write_bytes(b"")
-    assert load_folder(DataConfig("folder", str(root))).paths == PATHS
-    (record,) = caplog.records
-    assert record.message == f"{root}: 7 images are used; left out: 1 .heic; convert other images to JPEG or PNG"
+    assert_refused(
+        DataConfig("folder", str(empty)),
+        r"found 3 \.heic, 2 \.txt, 1 without an ending\. .*convert other images to JPEG",
+    )
 
 
 def test_a_new_image_moves_at_most_one_other_to_the_other_part(tmp_path: Path) -> None:

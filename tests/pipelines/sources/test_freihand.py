@@ -5,14 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.freihand import _read_labels, load_freihand
-from tests.pipelines.sources.layouts import hand_m, one_line, write_boxes, write_image
+from tests.pipelines.sources.layouts import assert_refused, hand_m, write_boxes, write_image
 
 POSES = 20
 EVALUATION = 3
@@ -31,10 +30,8 @@ def scale_of(pose: int) -> float:
 
 
 def write_part(root: Path, part: str, poses: int, images: int) -> None:
-    folder = root / part / "rgb"
-    folder.mkdir(parents=True)
     for image in range(images):
-        cv2.imwrite(str(folder / f"{image:08d}.jpg"), np.zeros((HEIGHT, WIDTH, 3), np.uint8))
+        write_image(root / part / "rgb" / f"{image:08d}.jpg", WIDTH, HEIGHT)
     labels = {
         "K": [(K + np.diag([2, 1, 0]) * pose).tolist() for pose in range(poses)],
         "xyz": [xyz_of(pose).tolist() for pose in range(poses)],
@@ -61,6 +58,8 @@ def pose_of(path: str) -> int:
 
 
 def test_training_part(root: Path) -> None:
+    for name in ("._00000000.jpg", ".DS_Store", "Thumbs.db"):  # no images, but files of the system
+        (root / "training/rgb" / name).write_bytes(b"x")
     index = load_freihand(DataConfig("freihand", str(root)))
     assert index.paths == [f"training/rgb/{image:08d}.jpg" for image in range(4 * POSES)]
     assert index.path(7).is_file()
@@ -72,8 +71,9 @@ def test_training_part(root: Path) -> None:
     np.testing.assert_allclose(index.targets["xyz_m"][3 * POSES + 5], xyz_of(5), rtol=1e-6)
     np.testing.assert_allclose(index.targets["scale_m"][2 * POSES + 5], 0.025, rtol=1e-6)
     x, y, z = xyz_of(5)[9]
-    assert index.keypoints_px is not None
-    np.testing.assert_allclose(index.keypoints_px[POSES + 5, 9], [70 * x / z + 20, 59 * y / z + 15], rtol=1e-5)
+    np.testing.assert_allclose(
+        index.tables["keypoints_px"][POSES + 5, 9], [70 * x / z + 20, 59 * y / z + 15], rtol=1e-5
+    )
 
 
 def test_evaluation_part_has_one_image_a_pose(root: Path) -> None:
@@ -118,8 +118,8 @@ def test_center_box_needs_no_labels(root: Path) -> None:
 
 def test_joints_box_is_the_square_around_them(root: Path) -> None:
     index = load_freihand(DataConfig("freihand", str(root), box="joints"))
-    assert index.keypoints_px is not None
-    low, high = index.keypoints_px.min(axis=1), index.keypoints_px.max(axis=1)
+    keypoints_px = index.tables["keypoints_px"]
+    low, high = keypoints_px.min(axis=1), keypoints_px.max(axis=1)
     np.testing.assert_allclose(index.box_px[:, :2], (low + high) / 2, rtol=1e-5)
     np.testing.assert_allclose(index.box_px[:, 2], (high - low).max(axis=1), rtol=1e-4)
 
@@ -130,12 +130,6 @@ def test_boxes_of_a_file_fit_every_subset(root: Path) -> None:
     write_boxes(boxes, {path: [image, 0, image + 8, 6] for image, path in enumerate(paths)})
     index = load_freihand(DataConfig("freihand", str(root), box=str(boxes), split="val", versions=("hom",)))
     assert index.box_px[:, 0].tolist() == [int(Path(path).stem) + 4 for path in index.paths]
-
-
-def test_files_of_the_system_beside_the_images_are_no_images(root: Path) -> None:
-    for name in ("._00000000.jpg", ".DS_Store", "Thumbs.db"):
-        (root / "training/rgb" / name).write_bytes(b"x")
-    assert len(load_freihand(DataConfig("freihand", str(root)))) == 4 * POSES
 
 
 def rewrite(name: str, change: Any) -> Any:
@@ -200,8 +194,7 @@ def resize_images(width: int, height: int, images: Iterable[int] = range(4 * POS
 )
 def test_a_set_that_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
     damage(root)
-    with one_line(message, root):
-        load_index(DataConfig("freihand", str(root)))
+    assert_refused(DataConfig("freihand", str(root)), message, root)
 
 
 def test_the_first_quarter_of_the_published_images_is_not_four_versions(
@@ -210,19 +203,22 @@ def test_the_first_quarter_of_the_published_images_is_not_four_versions(
     monkeypatch.setattr("peclr_dali.pipelines.sources.freihand._POSES", 4 * POSES)
     assert len(load_freihand(DataConfig("freihand", str(root)))) == 4 * POSES  # its labels say so
     remove_labels(root, "K", "xyz", "scale")
-    with one_line("80 images; expected a multiple of 4, one for each version of a pose: all 320 of FreiHAND's 80"):
-        load_freihand(DataConfig("freihand", str(root)))
+    assert_refused(
+        DataConfig("freihand", str(root)),
+        "80 images; expected a multiple of 4, one for each version of a pose: all 320 of FreiHAND's 80",
+    )
     monkeypatch.setattr("peclr_dali.pipelines.sources.freihand._POSES", 3 * POSES)
-    with one_line("80 images; expected .*or label files, which say how many poses"):
-        load_freihand(DataConfig("freihand", str(root), positive="version"))
+    assert_refused(
+        DataConfig("freihand", str(root), positive="version"),
+        "80 images; expected .*or label files, which say how many poses",
+    )
 
 
 def test_crops_and_whole_cameras_keep_their_labels(root: Path) -> None:
     """A crop has the hand in its middle, and the image of a whole camera the camera's centre."""
     whole_cameras = json.loads((root / "training_K.json").read_text())
     rewrite("K", lambda rows: np.add(rows, [[0, 0, 20], [0, 0, 20], [0, 0, 0]]))(root)
-    with one_line("another size than their labels"):
-        load_index(DataConfig("freihand", str(root)))
+    assert_refused(DataConfig("freihand", str(root)), "another size than their labels")
     rewrite("xyz", lambda rows: rows - rows[..., 2:] * [0.3, 0.35, 0])(root)  # about 20 pixels
     assert len(load_index(DataConfig("freihand", str(root)))) == 4 * POSES
     rewrite("xyz", lambda rows: rows + rows[..., 2:] * [0.15, 0.17, 0])(root)
@@ -242,8 +238,7 @@ def test_crops_and_whole_cameras_keep_their_labels(root: Path) -> None:
 )
 def test_wrong_choices_are_named(root: Path, options: dict[str, Any], message: str) -> None:
     remove_labels(root, "K")
-    with one_line(message):
-        load_freihand(DataConfig("freihand", str(root), **options))
+    assert_refused(DataConfig("freihand", str(root), **options), message)
 
 
 def test_arrays_are_read_as_the_json_module_reads_them(root: Path) -> None:
@@ -263,8 +258,7 @@ def test_arrays_are_read_as_the_json_module_reads_them(root: Path) -> None:
 )
 def test_json_other_than_a_list_of_equal_arrays_is_refused(root: Path, text: str) -> None:
     (root / "training_xyz.json").write_text(text)
-    with one_line(r"training_xyz\.json: "):
-        load_freihand(DataConfig("freihand", str(root)))
+    assert_refused(DataConfig("freihand", str(root)), r"training_xyz\.json: ")
 
 
 def test_the_index_opens_few_images(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-import cv2
 import numpy as np
 import pytest
 
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import Bytes, Index, Store
+from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.join import join
 from peclr_dali.pipelines.samples.partners import of_pairs
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.bad_list import write_bad_list
+from tests.pipelines.sources.layouts import write_image
 from tests.pipelines.sources.test_freihand import write_part
 
-SPLITS: Final[tuple[Literal["all", "train", "val"], ...]] = ("all", "train", "val")
-
-
-def test_the_margin_widens_a_box_about_its_centre_and_leaves_the_whole_image_alone(tmp_path: Path) -> None:
-    for name in ("boxed", "whole"):
-        cv2.imwrite(str(tmp_path / f"{name}.jpg"), np.zeros((60, 80, 3), np.uint8))
-    boxes = tmp_path / "boxes.csv"
-    boxes.write_text("file,x0,y0,x1,y1\nboxed.jpg,10,20,30,50\n")
-    index = load_index(DataConfig(source="folder", root=str(tmp_path), box=str(boxes), box_margin=1.5))
-    np.testing.assert_allclose(index.box_px, [[20, 35, 45], [0, 0, 0]])
+SPLITS: tuple[Literal["all", "train", "val"], ...] = ("all", "train", "val")
 
 
 def test_other_images_are_described_in_other_words(tmp_path: Path) -> None:
@@ -78,14 +67,9 @@ def test_masks_choose_rows_and_a_relative_folder_stays_where_it_was(
 
 def test_several_sources_become_one_index(tmp_path: Path) -> None:
     """Rows one source after the other, each file where it lies, keypoints NaN where there are none."""
-    for name in ("deep/one/a.png", "deep/one/b.png", "two/training/rgb/00000000.jpg"):
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(file), np.full((40, 60, 3), len(name), np.uint8))
-    (tmp_path / "two/training_K.json").write_text(json.dumps([[[90, 0, 30], [0, 90, 20], [0, 0, 1]]]))
-    (tmp_path / "two/training_xyz.json").write_text(json.dumps([[[0, 0, 1]] * 21]))
-    for version in range(1, 4):
-        file.with_name(f"{version:08}.jpg").hardlink_to(file)
+    for name in "ab":
+        write_image(tmp_path / f"deep/one/{name}.png", 60, 40)
+    write_part(tmp_path / "two", "training", 1, 4)
     configs = (
         DataConfig(source="folder", root=str(tmp_path / "deep/one"), weight=3),
         DataConfig(root=str(tmp_path / "two")),
@@ -95,16 +79,14 @@ def test_several_sources_become_one_index(tmp_path: Path) -> None:
     assert [source.weight for source in index.sources] == [3, 1]
     assert all(index.path(sample).is_file() for sample in range(6))
     assert [index.path(sample).name for sample in range(3)] == ["a.png", "b.png", "00000000.jpg"]
-    np.testing.assert_allclose(index.box_px[1:3], [[0, 0, 0], [30, 20, 36]])
-    assert index.keypoints_px is not None
-    assert np.isnan(index.keypoints_px[:2]).all()
-    np.testing.assert_allclose(index.keypoints_px[2:], np.broadcast_to([30, 20], (4, 21, 2)))
+    folder, hands = (load_index(config) for config in configs)
+    np.testing.assert_array_equal(index.box_px, np.concatenate([folder.box_px, hands.box_px]))
+    assert np.isnan(index.tables["keypoints_px"][:2]).all()
+    np.testing.assert_array_equal(index.tables["keypoints_px"][2:], hands.keypoints_px)
     assert index.targets == {}
     assert index.mirror is None
-    mirrored = dataclasses.replace(load_index(configs[0]), mirror=np.array([True, False]))
-    both = join([mirrored, load_index(configs[1])], [1, 1])
-    assert both.mirror is not None
-    assert both.mirror.tolist() == [True] + [False] * 5
+    both = join([dataclasses.replace(folder, mirror=np.array([True, False])), hands], [1, 1])
+    assert both.mirrored.tolist() == [True] + [False] * 5
     assert load_index(configs[:1]).sources == ()
 
 
@@ -125,30 +107,10 @@ def test_groups_of_several_sources_do_not_meet(tmp_path: Path) -> None:
     boxes = np.zeros((4, 3), np.float32)
     groups = [rng.integers(-(2**62), 2**62, 3)[[0, 1, 1, 2]] for _ in range(2)]
     parts = [Index("a", tmp_path, ["x"] * 4, boxes, group=group) for group in (*groups, None)]
-    joined = join(parts, [1, 1, 1]).group
-    assert joined is not None
+    joined = join(parts, [1, 1, 1]).groups
     assert len(set(joined.tolist())) == 3 + 3 + 4
     assert joined[1] == joined[2]
     assert join([parts[2], parts[2]], [1, 1]).group is None
-
-
-class Letters(Store):
-    """A store of three samples, each a letter."""
-
-    def read(self, rows: Sequence[int]) -> list[Bytes]:
-        return [b"abc"[row : row + 1] for row in rows]
-
-
-def test_a_store_is_read_through_a_joined_index(tmp_path: Path) -> None:
-    (tmp_path / "file.jpg").write_bytes(b"x")
-    box = np.zeros((3, 3), np.float32)
-    files = Index("files", tmp_path, ["file.jpg"], box[:1])
-    letters = Index("letters", tmp_path / "letters", ["a", "b", "c"], box, store=Letters())
-    both = join([letters, files, letters], [1, 1, 1])
-    assert b"".join(both.read(sample) for sample in range(7)) == b"abcxabc"
-    names = ["letters/a", "letters/b", "letters/c"]
-    assert both.paths == [*names, "./file.jpg", *names]
-    assert letters.select(np.array([2, 0])).read(0) == b"c"
 
 
 def test_a_bad_list_holds_files_of_all_splits_and_parts(tmp_path: Path) -> None:

@@ -65,8 +65,10 @@ def test_a_root_without_permission_is_one_line(home: Path, source: Any) -> None:
 def test_images_of_another_size_than_their_labels_are_one_line(home: Path, source: Any) -> None:
     for image in (home / source).rglob("*.png"):
         layouts.write_image(image, 1600, 1200)
-    with layouts.one_line("2 of 2 images have another size than their labels, .* 1600, 1200; K"):
-        load_index(DataConfig(source=source, root=str(home / source)))
+    layouts.assert_refused(
+        DataConfig(source=source, root=str(home / source)),
+        "2 of 2 images have another size than their labels, .* 1600, 1200; K",
+    )
 
 
 def test_names_that_are_not_utf8_are_names_like_others(tmp_path: Path) -> None:
@@ -98,8 +100,9 @@ def test_a_pipe_instead_of_a_file_is_one_line(
     monkeypatch.chdir(home)
     (home / file).unlink()
     os.mkfifo(home / file)
-    with layouts.one_line(f"{Path(file).name}.*is a pipe or a device"):
-        load_index(DataConfig(source=source, root=str(home / source), **keys))
+    layouts.assert_refused(
+        DataConfig(source=source, root=str(home / source), **keys), f"{Path(file).name}.*is a pipe or a device"
+    )
 
 
 def test_a_pipe_among_images_is_no_image(home: Path) -> None:

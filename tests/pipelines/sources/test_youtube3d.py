@@ -13,7 +13,13 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.youtube3d import load_youtube3d
-from tests.pipelines.sources.layouts import mano_mesh, one_line, write_image, write_youtube3d, youtube3d_entries
+from tests.pipelines.sources.layouts import (
+    assert_refused,
+    mano_mesh,
+    write_image,
+    write_youtube3d,
+    youtube3d_entries,
+)
 
 
 @pytest.fixture
@@ -38,10 +44,8 @@ def test_a_hand_is_a_row_with_the_square_around_its_mesh(root: Path) -> None:
         side_px = max(np.ptp(x), np.ptp(y))
         expected = [(x.min() + x.max()) / 2, (y.min() + y.max()) / 2, side_px]
         np.testing.assert_allclose(index.box_px[row], expected, rtol=1e-6)
-    assert index.mirror is not None
-    assert index.mirror.tolist() == [False, False, True, True]
-    assert index.group is not None
-    assert index.group.tolist() == [0, 1, 1, 2]
+    assert index.mirrored.tolist() == [False, False, True, True]
+    assert index.groups.tolist() == [0, 1, 1, 2]
     assert index.keypoints_px is None
     assert index.targets == {}
 
@@ -49,9 +53,8 @@ def test_a_hand_is_a_row_with_the_square_around_its_mesh(root: Path) -> None:
 def test_a_regressor_gives_keypoints_in_freihands_order(root: Path) -> None:
     file, matrix = write_regressor(root)
     index = load_youtube3d(DataConfig("youtube3d", str(root), regressor=str(file)))
-    assert index.keypoints_px is not None
-    assert index.keypoints_px.shape == (4, 21, 2)
     xyz_px = index.targets["xyz_px"]
+    assert xyz_px.shape == (4, 21, 3)
     assert xyz_px.dtype == np.float32
     np.testing.assert_array_equal(xyz_px[..., :2], index.keypoints_px)
     for row in range(4):
@@ -99,8 +102,7 @@ def test_a_video_of_another_shape_is_left_out(root: Path, caplog: pytest.LogCapt
     assert "and 1 whose frame has another aspect ratio" in caplog.text
     for frame in (12, 40):
         write_image(root / f"youtube/Aa-1/video/frames/{frame}.png", 180, 320)
-    with pytest.raises(UserError, match=r"youtube_train\.json: .* leave no image of a usable hand"):
-        load_index(DataConfig("youtube3d", str(root)))
+    assert_refused(DataConfig("youtube3d", str(root)), r"youtube_train\.json: .* leave no image of a usable hand")
 
 
 def test_annotations_are_read_once_and_again_when_they_change(
@@ -113,8 +115,7 @@ def test_annotations_are_read_once_and_again_when_they_change(
         again = load_youtube3d(DataConfig("youtube3d", str(root)))
     assert again.paths == first.paths
     np.testing.assert_array_equal(again.box_px, first.box_px)
-    assert again.mirror is not None
-    assert again.mirror.dtype == bool
+    assert again.tables["mirror"].dtype == bool
 
     entries = youtube3d_entries()
     entries["annotations"].pop()
@@ -175,5 +176,4 @@ def broken(change: Any) -> Any:
 )  # fmt: skip
 def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
     damage(root)
-    with one_line(message, root):
-        load_youtube3d(DataConfig("youtube3d", str(root)))
+    assert_refused(DataConfig("youtube3d", str(root)), message, root)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peclr_dali.pipelines.sources.label_files.pickles import read_numpy_pickle
+from peclr_dali.pipelines.sources.label_files.pickles import MANO_TO_KEYPOINTS, read_numpy_pickle, read_regressor
 from tests.pipelines.sources.layouts import ho3d_meta, one_line, python2_pickle
 
 CONTENT: dict[str, Any] = {
@@ -26,15 +26,18 @@ CONTENT: dict[str, Any] = {
 }
 
 
+def read(folder: Path, data: bytes) -> dict[str, Any]:
+    (folder / "a.pkl").write_bytes(data)
+    return read_numpy_pickle(folder / "a.pkl")
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("module", ["numpy.core", "numpy._core"])
 def test_arrays_equal_those_that_numpy_reads(tmp_path: Path, protocol: int, module: str) -> None:
     data = pickle.dumps(CONTENT, protocol=protocol)
     if protocol < 4:  # later ones give the length of the name before it
         data = data.replace(b"numpy._core", module.encode())
-    file = tmp_path / "a.pkl"
-    file.write_bytes(data)
-    found = read_numpy_pickle(file)
+    found = read(tmp_path, data)
     assert found.keys() == CONTENT.keys()
     for key, value in CONTENT.items():
         assert type(found[key]) is type(value)
@@ -47,10 +50,8 @@ def test_arrays_equal_those_that_numpy_reads(tmp_path: Path, protocol: int, modu
 def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:
     """The fixture is a real one: NumPy itself reads it, to the same."""
     meta = ho3d_meta(3)
-    file = tmp_path / "a.pkl"
-    file.write_bytes(python2_pickle(meta))
-    found = read_numpy_pickle(file)
-    by_numpy = pickle.loads(file.read_bytes(), encoding="latin1")
+    data = python2_pickle(meta)
+    found, by_numpy = read(tmp_path, data), pickle.loads(data, encoding="latin1")
     assert found.keys() == by_numpy.keys() == meta.keys()
     for key, value in meta.items():
         np.testing.assert_array_equal(found[key], value)
@@ -58,9 +59,7 @@ def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:
 
 
 def test_an_array_of_objects_is_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "a.pkl"
-    file.write_bytes(pickle.dumps({"objects": np.array([{"a": 1}, None], dtype=object), "x": np.ones(2)}))
-    found = read_numpy_pickle(file)
+    found = read(tmp_path, pickle.dumps({"objects": np.array([{"a": 1}, None], dtype=object), "x": np.ones(2)}))
     assert found["objects"] is None
     assert found["x"].tolist() == [1, 1]
 
@@ -93,10 +92,8 @@ def attacks(witness: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("attack", attacks(Path("x")))
 def test_a_pickle_runs_nothing(tmp_path: Path, attack: str) -> None:
     witness = tmp_path / "was_here"
-    file = tmp_path / "a.pkl"
-    file.write_bytes(attacks(witness)[attack])
-    with one_line(r"this pickle asks for '.*Nothing of it was run", file):
-        read_numpy_pickle(file)
+    with one_line(r"this pickle asks for '.*Nothing of it was run", tmp_path / "a.pkl"):
+        read(tmp_path, attacks(witness)[attack])
     assert not witness.exists()
 
 
@@ -116,7 +113,42 @@ ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR
     }.values(),
 )
 def test_a_damaged_pickle_is_one_line(tmp_path: Path, data: bytes) -> None:
-    file = tmp_path / "a.pkl"
-    file.write_bytes(data)
-    with one_line(r"a\.pkl: cannot be read .*; expected a pickled dictionary of arrays", file):
-        read_numpy_pickle(file)
+    with one_line(r"a\.pkl: cannot be read .*; expected a pickled dictionary of arrays", tmp_path / "a.pkl"):
+        read(tmp_path, data)
+
+
+def test_the_order_is_that_of_the_models() -> None:
+    """The data path may not import the models; the order stands in both."""
+    assert MANO_TO_KEYPOINTS == [0, 13, 14, 15, 16, 1, 2, 3, 17, 4, 5, 6, 18, 10, 11, 12, 19, 7, 8, 9, 20]
+
+
+@pytest.mark.parametrize("form", ["npy", "named", "alone"])
+def test_a_regressor_comes_from_any_numpy_file(tmp_path: Path, form: str) -> None:
+    matrix = np.random.default_rng(0).random((16, 778)).astype(np.float32)
+    file = tmp_path / ("regressor.npy" if form == "npy" else "regressor.npz")
+    if form == "npy":
+        np.save(file, matrix)
+    elif form == "named":
+        np.savez(file, J_regressor=matrix, faces=np.zeros(3))
+    else:
+        np.savez(file, matrix)
+    found = read_regressor(file)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, matrix)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda file: None, r"No such file or directory; expected a 16 x 778 matrix .*data\.regressor"),
+        (lambda file: file.write_bytes(b"PK\x03\x04 damaged"), "expected a 16 x 778"),
+        (lambda file: np.save(file, np.zeros((778, 16))), "found 778 x 16 float64.; expected a 16 x 778"),
+        (lambda file: np.save(file, np.full((16, 778), np.nan)), "found 16 x 778 float64"),
+        (lambda file: np.save(file, np.array([{}], dtype=object), allow_pickle=True), "that NumPy wrote"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, write: Any, message: str) -> None:
+    file = tmp_path / "regressor.npy"
+    write(file)
+    with one_line(message, file):
+        read_regressor(file)
