@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 
-from peclr_dali.train.evaluation.intervals import interval_of_mean
-from peclr_dali.train.pose.metrics import Interval
+from peclr_dali.train.pose.metrics import Interval, interval_of_mean
 
 Start = Callable[[], Generator[int]]
 """Makes an endless generator; each item is the number of source images in a finished batch."""

@@ -14,7 +14,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -37,22 +37,16 @@ COMMANDS: dict[str, list[click.Command]] = {
 """The commands by their group in the help."""
 
 
-class Failure(click.ClickException):
-    """What click prints as one line, with the rank in front if there are several, before it exits with a code."""
-
-    def __init__(self, line: str, exit_code: int = 2) -> None:
-        super().__init__(" ".join(line.split()))
-        self.exit_code = exit_code  # type: ignore[misc]
-
-    def show(self, file: Any = None) -> None:
-        """Print the line to stderr."""
-        rank = os.environ.get("RANK")
-        say(self.message if rank is None else f"rank {rank} on {platform.node()}: {self.message}", err=True)
+def fail(line: str, exit_code: int = 2) -> NoReturn:
+    """Print a message as one line, with the rank in front if there are several, and exit with a code."""
+    rank, line = os.environ.get("RANK"), " ".join(line.split())
+    say(line if rank is None else f"rank {rank} on {platform.node()}: {line}", err=True)
+    raise click.exceptions.Exit(exit_code)
 
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """Raise errors that a user can mend, and requests to stop, as a `Failure`. Others keep their traceback."""
+    """End with one line and an exit code on errors that a user can mend, and on requests to stop."""
     try:
         yield
     except click.exceptions.NoArgsIsHelpError as request:
@@ -60,27 +54,27 @@ def failures() -> Iterator[None]:
         raise click.exceptions.Exit from request
     except click.UsageError as error:
         command = CALL if error.ctx is None else error.ctx.command_path
-        raise Failure(f"error: {error.format_message()} See '{command} --help'.") from error
+        fail(f"error: {error.format_message()} See '{command} --help'.")
     except UserError as error:
-        raise Failure(f"error: {error}", error.exit_code) from error
+        fail(f"error: {error}", error.exit_code)
     except Interrupted as stop:
-        raise Failure(str(stop), stop.exit_code) from stop
-    except KeyboardInterrupt as stop:
-        raise Failure("aborted", 130) from stop
+        fail(str(stop), stop.exit_code)
+    except KeyboardInterrupt:
+        fail("aborted", 130)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("peclr_dali"):
             raise
         remedy = "\"pip install '.[all]'\" installs what all commands need, or use .venv/bin/python of 'make setup'"
-        raise Failure(f"error: {error}. In the checkout, {remedy}") from error
+        fail(f"error: {error}. In the checkout, {remedy}")
     except OSError as error:
         if error.filename is None and error.errno != errno.ENOSPC:
             raise
         place = os.fsdecode(error.filename or "the output")
-        raise Failure(f"error: {place}: {error.strerror}. Check the path, its permissions and the disk") from error
+        fail(f"error: {place}: {error.strerror}. Check the path, its permissions and the disk")
 
 
 class Commands(click.Group):
-    """The commands in groups, each with the first sentence of its help. Their errors become a `Failure`."""
+    """The commands in groups, each with the first sentence of its help. Of their errors see `failures`."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by group."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import torch
 from pydantic import TypeAdapter
@@ -20,9 +19,9 @@ from peclr_dali.skeleton import HAND, hand_rows
 from peclr_dali.train.runs.checkpoint import write_checkpoint
 from peclr_dali.writing import require_ending
 
-PUBLISHED_SIDE_PX: Final = 224
+PUBLISHED_SIDE_PX = 224
 """Side of the views of the authors' pose networks; their 2D keypoints are in pixels of such a view."""
-_EXPECTED: Final = "a published pose network of PeCLR"
+_EXPECTED = "a published pose network of PeCLR"
 
 
 def convert(source: Path, out: Path) -> str:

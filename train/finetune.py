@@ -24,14 +24,13 @@ from peclr_dali.train.evaluation.errors import evaluation_constants
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
 from peclr_dali.train.pose.pictures import save_curves, save_predictions
-from peclr_dali.train.pose.pose_run import best_of, load_validation, validate
+from peclr_dali.train.pose.pose_run import best_of, load_validation, start_pose_network, validate
 from peclr_dali.train.pose.pose_step import PoseStep, PoseStepResult
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpointer import Checkpointer, resume_or_claim
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.runs.run import Run, load_batches, load_images, started_run
-from peclr_dali.train.starting_weights import start_pose_network
 from peclr_dali.train.steps.precision import autocast_dtype, casts_once, on_device
 from peclr_dali.train.steps.train_state import TrainState, build_state
 from peclr_dali.train.trainer import train

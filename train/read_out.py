@@ -19,11 +19,11 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.distributed.world import described_world
 from peclr_dali.train.pose.labels import labels_to_learn
+from peclr_dali.train.pose.pose_run import start_pose_network
 from peclr_dali.train.probe import ALPHA, fit_ridge, of_canonical_views
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.train.runs.run import set_threads
-from peclr_dali.train.starting_weights import start_pose_network
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,10 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation.equivariance_maps import equivariance_maps
 from peclr_dali.train.evaluation.errors import evaluation_config, evaluation_constants, measure
-from peclr_dali.train.evaluation.intervals import interval_over_runs
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.inference import estimate_poses
 from peclr_dali.train.pose.labels import labels_to_learn
-from peclr_dali.train.pose.metrics import METRICS, metric_of
+from peclr_dali.train.pose.metrics import METRICS, interval_over_runs, metric_of
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.runs.checkpoint import CHECKPOINTS

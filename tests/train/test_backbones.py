@@ -20,7 +20,7 @@ from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
 from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.export.vitpose import vitpose_from_timm
+from peclr_dali.train.export.weights import vitpose_from_timm
 from peclr_dali.train.pretrain import pretrain
 from tests.command_line import run_cli
 from tests.train import tiny_run

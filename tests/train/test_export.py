@@ -20,10 +20,9 @@ from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.export import onnx
 from peclr_dali.train.export.onnx import OPSET, OUTPUTS, export_onnx
 from peclr_dali.train.export.weights import export_encoder, export_network
-from peclr_dali.train.pose.pose_run import load_pose_run
+from peclr_dali.train.pose.pose_run import load_pose_run, start_pose_network
 from peclr_dali.train.pose.predict import predict
 from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
-from peclr_dali.train.starting_weights import start_pose_network
 from tests.command_line import run_cli
 from tests.pipelines.harness import smooth_image
 from tests.train.tiny_hands import untrained_run

@@ -27,10 +27,9 @@ from peclr_dali.train.export.weights import export_network
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.pose_run import load_pose_run, validate
+from peclr_dali.train.pose.pose_run import load_pose_run, start_pose_network, validate
 from peclr_dali.train.runs.checkpoint import Checkpoints, load_checkpoint
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.starting_weights import start_pose_network
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import full_resnet18
 from tests.train.tiny_hands import config_of

@@ -22,9 +22,8 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.evaluation.evaluate import evaluate
-from peclr_dali.train.pose.pose_run import load_pose_run
+from peclr_dali.train.pose.pose_run import load_pose_run, start_pose_network
 from peclr_dali.train.runs.folder import RunFolder
-from peclr_dali.train.starting_weights import start_pose_network
 from tests.conftest import Record
 
 ROOT = Path(__file__).parents[2]

@@ -12,9 +12,9 @@ import torch
 
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config, to_dict
+from peclr_dali.train.pose.pose_run import start_pose_network
 from peclr_dali.train.runs.checkpoint import Checkpoints
 from peclr_dali.train.runs.pictures import draw_skeleton
-from peclr_dali.train.starting_weights import start_pose_network
 
 SIDE_PX = 64
 TINY = (

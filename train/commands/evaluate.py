@@ -74,8 +74,10 @@ def evaluate(
         crop = crop or "two-pass"
     settings += overrides
     with progress_bar("poses") as progress:
-        done = measure(run, files, settings, crop=crop or "boxes", submission=submission, progress=progress, **options)
-    for table in done.tables:
+        tables, written = measure(
+            run, files, settings, crop=crop or "boxes", submission=submission, progress=progress, **options
+        )
+    for table in tables:
         Console().print(table)
-    for file in done.files:
+    for file in written:
         say(f"{file}")

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
 
 import numpy as np
 
+from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation.errors import mean_keypoints_px
 from peclr_dali.train.pose.inference import estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
-from peclr_dali.train.pose.metrics import Floats
 from peclr_dali.train.pose.pose_run import PoseRun
 
-ANGLES_DEG: Final = np.linspace(-80, 80, 17)
-SHIFTS_PX: Final = np.linspace(-25, 25, 5)  # along each axis
-SIDE_PX: Final = 128.0
+ANGLES_DEG = np.linspace(-80, 80, 17)
+SHIFTS_PX = np.linspace(-25, 25, 5)  # along each axis
+SIDE_PX = 128.0
 """All pixels of the maps are those of a view with this side, the paper's."""
 
 
-def equivariance_maps(run: PoseRun, config: FinetuneConfig, index: Index, labels: PoseLabels) -> dict[str, Floats]:
+def equivariance_maps(run: PoseRun, config: FinetuneConfig, index: Index, labels: PoseLabels) -> dict[str, DoubleArray]:
     """Equivariance errors |t f(I) - f(t(I))| of the 2D keypoints over grids of rotations and shifts t.
 
     f(I) comes from the canonical view, f(t(I)) from the same view after rotation or shift, made from the source. The
@@ -52,7 +51,7 @@ def equivariance_maps(run: PoseRun, config: FinetuneConfig, index: Index, labels
         "shift_error_px": np.array([[error_px(x, y, 0) for x in SHIFTS_PX] for y in SHIFTS_PX]),
     }
     centre_px, side_px = np.split(index.box_px[:, None], [2], axis=2)
-    radii_frac = np.linalg.norm((mean_keypoints_px(labels, index.box_px) - centre_px) / side_px, axis=2)
+    radii_frac = np.linalg.norm((mean_keypoints_px(index, labels) - centre_px) / side_px, axis=2)
     chords_px = 2 * np.mean(radii_frac) * SIDE_PX * np.sin(np.radians(np.abs(ANGLES_DEG)) / 2)
     if np.isfinite(chords_px).all():
         maps["constant_rotation_error_px"] = chords_px

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, IntArray
 from peclr_dali.pipelines.config import WITH_PARTS, DataConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -25,7 +24,6 @@ from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import Errors, PoseLabels, errors_of
 from peclr_dali.train.pose.metrics import (
     METRICS,
-    Floats,
     Interval,
     align,
     confidence_intervals,
@@ -69,7 +67,7 @@ class Evaluation:
         differences = {name: ours[name] - theirs[name] for name in ours if name in theirs}
         return confidence_intervals(differences, groups=self.index.group)
 
-    def worst(self, count: int) -> npt.NDArray[np.int64]:
+    def worst(self, count: int) -> IntArray:
         """Rows of the samples with the largest errors after alignment, the worst first."""
         tables = self.errors.tables
         means = mean_over_samples(tables["pa_epe_cm" if "pa_epe_cm" in tables else "epe_px"].T)
@@ -155,7 +153,7 @@ def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
     )
 
 
-_ALIGNMENTS: Final = 5
+_ALIGNMENTS = 5
 """Rounds of aligning all poses to their mean; two are enough to converge."""
 
 
@@ -163,7 +161,7 @@ def evaluation_constants(index: Index, labels: PoseLabels) -> dict[str, dict[str
     """The metrics of each of `CONSTANTS` that the labels allow, by name."""
     constants = {}
     known_px = np.isfinite(labels.keypoints_px).all(axis=2)
-    placed_px = mean_keypoints_px(labels, index.box_px)
+    placed_px = mean_keypoints_px(index, labels)
     known_px &= np.isfinite(placed_px).all(axis=2)
     if known_px.any():
         error_px = pixel_errors(placed_px, labels.keypoints_px, valid=known_px)
@@ -173,20 +171,21 @@ def evaluation_constants(index: Index, labels: PoseLabels) -> dict[str, dict[str
     return constants
 
 
-def mean_keypoints_px(labels: PoseLabels, box_px: npt.NDArray[np.float32]) -> Floats:
+def mean_keypoints_px(index: Index, labels: PoseLabels) -> DoubleArray:
     """The mean place of each keypoint in its box, put into every box: (N, K, 2), in pixels of the source.
 
     NaN where a keypoint is never labelled, or the box is a whole image of unknown size. Mirrored samples count as their
     mirror image.
     """
+    box_px = index.box_px
     side_px = np.where(box_px[:, 2] > 0, box_px[:, 2], np.nan)[:, None, None]
-    turned = np.where(labels.mirror[:, None], [-1.0, 1.0], 1.0)[:, None]  # (N, 1, 2)
+    turned = np.where(index.mirrored[:, None], [-1.0, 1.0], 1.0)[:, None]  # (N, 1, 2)
     in_box = ((labels.keypoints_px - box_px[:, None, :2]) / side_px * turned).astype(np.float64)
     mean = np.ma.masked_invalid(in_box).mean(axis=0).filled(np.nan)
     return np.asarray(mean * turned * side_px + box_px[:, None, :2])
 
 
-def constant_pose_errors(poses_m: Floats) -> dict[str, dict[str, float]]:
+def constant_pose_errors(poses_m: DoubleArray) -> dict[str, dict[str, float]]:
     """EPE and AUC of the mean of the joints in the camera's frame; PA-EPE and PA-AUC of one rigid pose.
 
     The rigid pose is the mean of the poses after alignment to each other; the metric aligns it to each pose.
@@ -195,7 +194,7 @@ def constant_pose_errors(poses_m: Floats) -> dict[str, dict[str, float]]:
         poses_m: (N, K, 3) in metres. Labels that are a single point, or not finite, are left out; of none, the result
             is empty.
     """
-    known: npt.NDArray[np.bool_] = np.asarray(np.isfinite(poses_m).all(axis=2))
+    known: BoolArray = np.asarray(np.isfinite(poses_m).all(axis=2))
     poses_m = poses_m[known.all(axis=1) & ~in_one_place(poses_m, known)]
     if not len(poses_m):
         return {}

@@ -6,9 +6,10 @@ import dataclasses
 import json
 import logging
 import re
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from rich.table import Table
@@ -30,27 +31,20 @@ from peclr_dali.train.evaluation.errors import (
     measure,
     trained_on,
 )
-from peclr_dali.train.evaluation.submission import SUBMISSION, save_submission
-from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes
-from peclr_dali.train.pose.inference import Poses, Progress, estimate_poses
+from peclr_dali.train.pose.inference import Poses, Progress, estimate_in_two_passes, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.pose.metrics import why_no_interval
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS
-from peclr_dali.writing import require_own_results, write_text
+from peclr_dali.writing import require_own_results, whole_file, write_text
 
 log = logging.getLogger(__name__)
 
 RESULTS = ("metrics.json", "poses.csv", "pck.png", "worst.png")
 """The files that `evaluate` writes."""
+SUBMISSION = ("pred.json", "pred.zip")
+"""The files for FreiHAND's leaderboard."""
 Crop = Literal["boxes", "two-pass"]
-
-
-class Evaluated(NamedTuple):
-    """Result: tables for the terminal, and the written files."""
-
-    tables: list[Table]
-    files: list[Path]
 
 
 def evaluate(
@@ -67,8 +61,8 @@ def evaluate(
     groups: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
-) -> Evaluated:
-    """Measure a fine-tuned network, and write results and pictures.
+) -> tuple[list[Table], list[Path]]:
+    """Measure a fine-tuned network, and write results and pictures; returns tables for the terminal, and the files.
 
     Args:
         source: a fine-tuning run, or one of its checkpoints.
@@ -107,7 +101,7 @@ def evaluate(
     written = save_submission(folder, poses, labels) if submission else []
     if not labels.labelled:
         log.warning("the images have no labels, so nothing is measured")
-        return Evaluated([], written)
+        return [], written
 
     if reason := why_no_interval(index.groups):
         log.warning("no intervals: %s", reason)
@@ -146,7 +140,7 @@ def evaluate(
     report.save_poses(table, evaluation)
     report.save_pck(curves, curves_of)
     report.save_worst(pictures, evaluation, rows, worst_poses)
-    return Evaluated(tables, written + files_of_results)
+    return tables, written + files_of_results
 
 
 def _estimate(
@@ -160,12 +154,9 @@ def _estimate(
     progress: Progress | None = None,
 ) -> Poses:
     """The poses of all images of an index, by the boxes of the index or without them."""
-    world, cameras = single_process(config.train.device), labels.intrinsics
-    if crop == "two-pass":
-        return estimate_in_two_passes(
-            run.network, index, cameras, config, world, keep_images=keep_images, progress=progress
-        )
-    return estimate_poses(run.network, index, cameras, config, world, keep_images=keep_images, progress=progress)
+    world = single_process(config.train.device)
+    estimate = estimate_in_two_passes if crop == "two-pass" else estimate_poses
+    return estimate(run.network, index, labels.intrinsics, config, world, keep_images=keep_images, progress=progress)
 
 
 def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index:
@@ -207,3 +198,25 @@ def _title(evaluation: Evaluation) -> str:
 def _name(run: PoseRun) -> str:
     """Name of a run: of its folder, or of a checkpoint outside a run's folder."""
     return run.path.parent.parent.name if run.path.parent.name in (BEST, CHECKPOINTS) else run.path.stem
+
+
+def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> list[Path]:
+    """Write pred.json for FreiHAND's evaluation, with joints in metres, and pred.zip for the leaderboard.
+
+    A missing hand, camera or scale is a `UserError`, since the leaderboard needs every image.
+    """
+    joints_m = poses.joints * labels.scale_m[:, None, None].astype(np.float64)
+    is_its_own = poses.samples == np.arange(len(joints_m))  # not a substitute's
+    missing = np.flatnonzero(~(np.isfinite(joints_m).all(axis=(1, 2)) & labels.has_camera & is_its_own))
+    if len(missing):
+        raise UserError(
+            f"no hand for {len(missing)} of {len(joints_m)} images, the first is image {missing[0]}: its file, its "
+            "camera matrix or its scale is missing. The leaderboard needs every image"
+        )
+    vertices = [[0.0, 0.0, 0.0]] * 778  # vertices of MANO; only the mesh's metrics use them
+    content = [joints_m.tolist(), [vertices] * len(joints_m)]
+    as_json, as_zip = (folder / name for name in SUBMISSION)
+    write_text(as_json, json.dumps(content))
+    with whole_file(as_zip) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(as_json, "pred.json")
+    return [as_json, as_zip]

@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple
 import cv2
 import matplotlib as mpl
 import numpy as np
-import numpy.typing as npt
 from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
 from peclr_dali.errors import printable
+from peclr_dali.pipelines.arrays import DoubleArray, IntArray
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.evaluation.errors import Evaluation
 from peclr_dali.train.pose.inference import Poses
@@ -26,7 +26,6 @@ from peclr_dali.train.pose.metrics import (
     NO_INTERVAL,
     THRESHOLDS_M,
     THRESHOLDS_PX,
-    Floats,
     Interval,
     constants_in_words,
     mean_over_samples,
@@ -44,21 +43,19 @@ class Curve(NamedTuple):
     """A PCK curve: the share of the errors of a metric within each of the thresholds.
 
     Attributes:
-        unit: of the metric, and of the curve on a page.
-        units_per_threshold: factor from the unit of the thresholds to that unit.
+        units_per_threshold: factor from the unit of the thresholds to that of the metric.
     """
 
     title: str
     metric: str
-    unit: str
     units_per_threshold: float
-    thresholds: Floats
+    thresholds: DoubleArray
 
 
 PCK: Final = {
-    "aligned_m": Curve("PCK, aligned", "pa_epe_cm", "cm", 100.0, THRESHOLDS_M),
-    "3d_m": Curve("PCK, camera's frame", "epe_cm", "cm", 100.0, THRESHOLDS_M),
-    "2d_px": Curve("PCK, picture", "epe_px", "px", 1.0, THRESHOLDS_PX),
+    "aligned_m": Curve("PCK, aligned", "pa_epe_cm", 100.0, THRESHOLDS_M),
+    "3d_m": Curve("PCK, camera's frame", "epe_cm", 100.0, THRESHOLDS_M),
+    "2d_px": Curve("PCK, picture", "epe_px", 1.0, THRESHOLDS_PX),
 }
 """The curves by their names in the results."""
 
@@ -84,15 +81,14 @@ def results(evaluation: Evaluation, constants: Mapping[str, Mapping[str, float]]
             for name, table in tables.items()
         },
         "pck": {
-            name: {"thresholds": curve.thresholds.tolist(), "share": _for_json(_shares(curve, tables[curve.metric]))}
+            name: {
+                "thresholds": curve.thresholds.tolist(),
+                "share": _for_json(pck_curve(tables[curve.metric] / curve.units_per_threshold, curve.thresholds)),
+            }
             for name, curve in PCK.items()
             if curve.metric in tables
         },
     }
-
-
-def _shares(curve: Curve, table: Floats) -> Floats:
-    return pck_curve(table / curve.units_per_threshold, curve.thresholds)
 
 
 def intervals_for_json(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | None]]:
@@ -152,7 +148,7 @@ def save_pck(path: Path, results_of: Mapping[str, Mapping[str, Any]]) -> None:
         axes = figure.subplots(2, max(len(shown), 1), squeeze=False)
         names = [keypoint.replace("_", " ") for keypoint in HAND.keypoints]
         for name, curve, bars in zip(shown, *axes, strict=False):
-            title, metric, unit, factor, _ = PCK[name]
+            title, metric, factor, _ = PCK[name]
             for number, (label, results) in enumerate(results_of.items()):
                 pck, width = results["pck"][name], 0.8 / len(results_of)
                 colour = ("#1f6fb4", "#c0504d")[number]
@@ -162,18 +158,18 @@ def save_pck(path: Path, results_of: Mapping[str, Mapping[str, Any]]) -> None:
             curve.set_ylim(0, 1)
             curve.set_xlim(0, None)
             curve.set_title(title)
-            curve.set_xlabel(f"error within [{unit}]")
+            curve.set_xlabel(f"error within [{METRICS[metric].unit}]")
             curve.grid(color="0.9")
             if len(results_of) > 1:
                 curve.legend(frameon=False)
-            bars.set_ylabel(f"mean error [{unit}]")
+            bars.set_ylabel(f"mean error [{METRICS[metric].unit}]")
             bars.set_xticks(np.arange(len(names)) + 0.4, names, rotation=90)
             bars.tick_params(labelsize=7)
         axes[0][0].set_ylabel("share of keypoints")
         save_figure(path, figure, dpi=130)
 
 
-def save_worst(path: Path, evaluation: Evaluation, rows: npt.NDArray[np.int64], poses: Poses) -> None:
+def save_worst(path: Path, evaluation: Evaluation, rows: IntArray, poses: Poses) -> None:
     """Draw the samples of some rows: three pictures each, with the errors above. `poses` has the views' images."""
     pictures = []
     for number, (row, errors) in enumerate(zip(rows.tolist(), of_poses(evaluation, rows.tolist()), strict=True)):

@@ -58,7 +58,6 @@ class PoseLabels:
         keypoints_px: (N, K, 2) in the source's pixels, NaN where unknown.
         intrinsics: (N, 3, 3); of an unknown camera, an assumed one.
         has_camera: (N,) whether the intrinsics are known.
-        mirror: (N,) whether the canonical view is mirrored.
     """
 
     joints: FloatArray
@@ -67,7 +66,6 @@ class PoseLabels:
     keypoints_px: FloatArray
     intrinsics: FloatArray
     has_camera: BoolArray
-    mirror: BoolArray
 
     @classmethod
     def of(cls, index: Index) -> PoseLabels:
@@ -82,7 +80,10 @@ class PoseLabels:
         intrinsics = targets.get("K", unknown[:, :3])
         has_camera = np.asarray(np.isfinite(intrinsics).all(axis=(1, 2)))
         if not has_camera.all():
-            intrinsics = np.where(has_camera[:, None, None], intrinsics, _assumed_cameras(index.box_px))
+            # Centred on the box. The size of whole images is unknown here.
+            box_px = np.where(index.box_px[:, 2:] > 0, index.box_px, np.array([112, 112, 224], np.float32))
+            assumed = cameras_of(FOCAL_BOXES * box_px[:, 2], box_px[:, :2])
+            intrinsics = np.where(has_camera[:, None, None], intrinsics, assumed)
         return cls(
             joints,
             in_metres,
@@ -90,7 +91,6 @@ class PoseLabels:
             unknown[..., :2] if index.keypoints_px is None else index.keypoints_px,
             intrinsics,
             has_camera,
-            index.mirrored,
         )
 
     @property
@@ -154,13 +154,11 @@ def labels_to_learn(index: Index) -> PoseLabels:
     return labels
 
 
-def _assumed_cameras(box_px: FloatArray) -> FloatArray:
-    """Assumed cameras (N, 3, 3) for boxes (N, 3): centred on the box, with a focal length of `FOCAL_BOXES` sides."""
-    # The size of whole images is unknown here.
-    box = np.where(box_px[:, 2:] > 0, box_px, np.array([112, 112, 224], np.float32))
-    cameras = np.zeros((len(box), 3, 3), np.float32)
-    cameras[:, 0, 0] = cameras[:, 1, 1] = FOCAL_BOXES * box[:, 2]
-    cameras[:, :2, 2], cameras[:, 2, 2] = box[:, :2], 1
+def cameras_of(focal_px: np.ndarray, centre_px: np.ndarray) -> FloatArray:
+    """Camera matrices (N, 3, 3) of focal lengths (N,) and principal points (N, 2), in pixels."""
+    cameras = np.tile(np.eye(3, dtype=np.float32), (len(focal_px), 1, 1))
+    cameras[:, [0, 1], [0, 1]] = focal_px[:, None]
+    cameras[:, :2, 2] = centre_px
     return cameras
 
 

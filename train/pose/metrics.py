@@ -8,16 +8,16 @@ keypoints, so resampling poses gives its confidence interval.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from peclr_dali.pipelines.arrays import BoolArray, IntArray
-
-Floats = npt.NDArray[np.float64]
+from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, IntArray
 
 THRESHOLDS_M: Final = np.linspace(0.0, 0.05, 100)
 """Thresholds of the PCK curves in 3D."""
@@ -95,7 +95,7 @@ def pose_tables(
     *,
     valid: npt.ArrayLike | None = None,
     proper_rotation: bool = False,
-) -> dict[str, Floats]:
+) -> dict[str, DoubleArray]:
     """Tables (N, K) of the four metrics in 3D. The mean over poses, then over keypoints, is the metric.
 
     NaN for keypoints that do not count. In the tables of the AUC, an entry is the area under the step function of one
@@ -139,7 +139,7 @@ def align(
     *,
     valid: npt.ArrayLike | None = None,
     proper_rotation: bool = False,
-) -> Floats:
+) -> DoubleArray:
     """Align each prediction to its true pose by the best similarity transform (Procrustes).
 
     Arguments and errors as `pose_tables`.
@@ -165,14 +165,16 @@ def align(
     return np.where(counts[..., None], moved, np.nan)
 
 
-def pixel_errors(predicted_px: npt.ArrayLike, true_px: npt.ArrayLike, *, valid: npt.ArrayLike | None = None) -> Floats:
+def pixel_errors(
+    predicted_px: npt.ArrayLike, true_px: npt.ArrayLike, *, valid: npt.ArrayLike | None = None
+) -> DoubleArray:
     """Distances (N, K) between (N, K, 2) arrays, NaN if not valid."""
     return _distances(*_checked(predicted_px, true_px, valid, dimensions=2))
 
 
 def relative_pixel_errors(
-    error_px: Floats, true_px: Floats, view_px_per_px: Floats, view_side_px: int
-) -> dict[str, Floats]:
+    error_px: DoubleArray, true_px: DoubleArray, view_px_per_px: DoubleArray, view_side_px: int
+) -> dict[str, DoubleArray]:
     """Errors in 2D that do not depend on the picture's size, as tables (N, K) like `pose_tables`; NaN as in `error_px`.
 
     Args:
@@ -190,7 +192,7 @@ def relative_pixel_errors(
 
 
 def confidence_intervals(
-    tables: Mapping[str, Floats],
+    tables: Mapping[str, DoubleArray],
     *,
     groups: npt.ArrayLike | None = None,
     confidence: float = 0.95,
@@ -220,7 +222,7 @@ def confidence_intervals(
     count = len(next(iter(tables.values())))
     members = np.arange(count) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     tail = 50 * (1 - confidence)
-    drawn: dict[str, list[Floats]] = {name: [] for name in tables}
+    drawn: dict[str, list[DoubleArray]] = {name: [] for name in tables}
     rng, group_count = np.random.default_rng(seed), int(members.max()) + 1
     for start in range(0, resamples, 100):  # resamples at a time, to limit the memory
         times = rng.multinomial(group_count, np.full(group_count, 1 / group_count), size=min(100, resamples - start))
@@ -239,6 +241,39 @@ def confidence_intervals(
             low, high = value - reach, value + reach
         intervals[name] = Interval(value, float(low), float(high))
     return intervals
+
+
+def interval_of_mean(values: Sequence[float]) -> Interval:
+    """Mean of independent values, at least two, and its 95 % interval (Student's t)."""
+    mean = statistics.fmean(values)
+    half = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+def interval_over_runs(tables: Sequence[DoubleArray], trials: Sequence[Hashable], groups: IntArray) -> Interval:
+    """Mean difference of a metric between two ways to train, over pairs of runs, and its 95 % interval.
+
+    The half of its width is the root of the sum of two squares: of Student's interval over the trials, and of the
+    bootstrap's over the hands. One trial has an interval without ends.
+
+    Args:
+        tables: for each pair, the table (N, K) of the metric of its first run minus that of its second one, on the same
+            N samples, see `pose_tables`.
+        trials: for each pair, its pre-training. Pairs that start from one pre-training are no independent trials: they
+            count as one, with their mean.
+        groups: (N,) group of each sample, as for `confidence_intervals`.
+    """
+    differences = [metric_of(table) for table in tables]
+    mean = statistics.fmean(differences)
+    by_trial: dict[Hashable, list[float]] = {}
+    for trial, difference in zip(trials, differences, strict=True):
+        by_trial.setdefault(trial, []).append(difference)
+    if len(by_trial) == 1:
+        return Interval(mean, -math.inf, math.inf)
+    over_trials = interval_of_mean([statistics.fmean(trial) for trial in by_trial.values()])
+    over_hands = confidence_intervals({"": np.mean(tables, axis=0)}, groups=groups)[""]
+    half = math.hypot(over_trials.high - over_trials.value, (over_hands.high - over_hands.low) / 2)
+    return Interval(mean, mean - half, mean + half)
 
 
 def equal_groups(groups: npt.ArrayLike) -> float:
@@ -263,7 +298,7 @@ def why_no_interval(groups: npt.ArrayLike) -> str:
     return ""
 
 
-def _standard_error(table: Floats, members: IntArray, number: float) -> float:
+def _standard_error(table: DoubleArray, members: IntArray, number: float) -> float:
     """Standard error of the metric of a table (N, K) over a number of groups; `members` (N,) says which.
 
     For groups of one size it is that of the groups' means. Else a group counts by its part of the metric's sum.
@@ -275,13 +310,13 @@ def _standard_error(table: Floats, members: IntArray, number: float) -> float:
     return float(np.sqrt(number / (number - 1) * (parts**2).sum()))
 
 
-def mean_over_samples(table: Floats) -> Floats:
+def mean_over_samples(table: DoubleArray) -> DoubleArray:
     """Mean over poses, (N, K) -> (K,), ignoring NaN; NaN for a keypoint without any value."""
-    means: Floats = np.ma.masked_invalid(table).mean(axis=0).filled(np.nan)
+    means: DoubleArray = np.ma.masked_invalid(table).mean(axis=0).filled(np.nan)
     return means
 
 
-def metric_of(table: Floats) -> float:
+def metric_of(table: DoubleArray) -> float:
     """The metric of a table (N, K): the mean over poses, then over keypoints with a value; NaN if there is none."""
     values = mean_over_samples(table)
     known = values[~np.isnan(values)]
@@ -290,7 +325,7 @@ def metric_of(table: Floats) -> float:
 
 def _checked(
     predicted: npt.ArrayLike, true: npt.ArrayLike, valid: npt.ArrayLike | None, *, dimensions: int
-) -> tuple[Floats, Floats, BoolArray]:
+) -> tuple[DoubleArray, DoubleArray, BoolArray]:
     """Both arrays as float64, with zeros for keypoints that do not count, and the mask of keypoints that count."""
     ours, theirs = np.asarray(predicted, np.float64), np.asarray(true, np.float64)
     if theirs.ndim != 3 or theirs.shape[2] != dimensions or ours.shape != theirs.shape or not theirs.size:
@@ -303,25 +338,25 @@ def _checked(
     return np.where(keep, ours, 0), np.where(keep, theirs, 0), counts
 
 
-def _centre(points: Floats, counts: BoolArray) -> Floats:
+def _centre(points: DoubleArray, counts: BoolArray) -> DoubleArray:
     """Mean of the keypoints that count: (N, K, 3), zero for the others -> (N, 1, 3)."""
     return np.asarray(points.sum(axis=1, keepdims=True) / np.maximum(counts.sum(axis=1), 1)[:, None, None])
 
 
-def _distances(predicted: Floats, true: Floats, counts: BoolArray) -> Floats:
+def _distances(predicted: DoubleArray, true: DoubleArray, counts: BoolArray) -> DoubleArray:
     return np.where(counts, np.linalg.norm(predicted - true, axis=2), np.nan)
 
 
-def area(errors: Floats, thresholds: Floats) -> Floats:
+def area(errors: DoubleArray, thresholds: DoubleArray) -> DoubleArray:
     """For each error: area under its step function (0 below the error, else 1), by trapezoids, over the range."""
     weights = np.gradient(thresholds)
     weights[[0, -1]] /= 2
     tail = np.append(np.cumsum(weights[::-1])[::-1], 0)  # area from the i-th threshold on
-    area: Floats = (tail / tail[0])[np.searchsorted(thresholds, np.nan_to_num(errors, nan=np.inf))]
+    area: DoubleArray = (tail / tail[0])[np.searchsorted(thresholds, np.nan_to_num(errors, nan=np.inf))]
     return np.where(np.isnan(errors), np.nan, area)
 
 
-def pck_curve(errors: Floats, thresholds: Floats) -> Floats:
+def pck_curve(errors: DoubleArray, thresholds: DoubleArray) -> DoubleArray:
     """Share of errors within each threshold, per keypoint, then averaged: (N, K) -> (len(thresholds),)."""
     curves = []
     for column in errors.T:
@@ -331,12 +366,12 @@ def pck_curve(errors: Floats, thresholds: Floats) -> Floats:
     return np.mean(curves, axis=0) if curves else np.full(len(thresholds), np.nan)
 
 
-def _weighted_metric(table: Floats, weights: Floats) -> Floats:
+def _weighted_metric(table: DoubleArray, weights: DoubleArray) -> DoubleArray:
     """The metric in each resample: (N, K) and (B, N) -> (B,). Keypoints without a value in a resample are left out."""
     known = ~np.isnan(table)
     totals, counts = weights @ np.where(known, table, 0), weights @ known.astype(np.float64)  # (B, K)
     present = counts > 0
     means = np.divide(totals, counts, out=np.zeros_like(totals), where=present)
-    metric: Floats = np.full(len(weights), np.nan)
+    metric: DoubleArray = np.full(len(weights), np.nan)
     np.divide(means.sum(axis=1), present.sum(axis=1), out=metric, where=present.any(axis=1))
     return metric

@@ -11,7 +11,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from peclr_dali.train.pose.inference import Floats, Poses
+from peclr_dali.pipelines.arrays import DoubleArray
+from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels
 from peclr_dali.train.runs.pictures import Image, draw_skeleton, log_axis, save_figure, save_sheet
 
@@ -76,7 +77,12 @@ def pose_picture(poses: Poses, row: int, labels: PoseLabels, sample: int, *, dep
 
 
 def prediction_pictures(
-    picture: Image, box_px: Floats, view: Image, source_to_view_px: Floats, keypoints_px: Floats, joints: Floats | None
+    picture: Image,
+    box_px: DoubleArray,
+    view: Image,
+    source_to_view_px: DoubleArray,
+    keypoints_px: DoubleArray,
+    joints: DoubleArray | None,
 ) -> list[Image]:
     """Draw a prediction: the whole picture with the network's box, the network's view, and the pose from the side.
 
@@ -96,7 +102,7 @@ def prediction_pictures(
     return [whole, shown, *([] if joints is None else [side_view(joints, None, PREDICTION_PX)])]
 
 
-def _overlay(view: Image, source_to_view_px: Floats, keypoints_px: Floats, side_px: int) -> Image:
+def _overlay(view: Image, source_to_view_px: DoubleArray, keypoints_px: DoubleArray, side_px: int) -> Image:
     """A view (S, S, 3), enlarged, with the skeleton of keypoints (K, 2) in pixels of its source."""
     large = np.asarray(cv2.resize(view, (side_px, side_px), interpolation=cv2.INTER_CUBIC), np.uint8)
     matrix = source_to_view_px * (side_px / len(view))
@@ -104,7 +110,7 @@ def _overlay(view: Image, source_to_view_px: Floats, keypoints_px: Floats, side_
     return large
 
 
-def side_view(joints: Floats, true: Floats | None, side_px: int) -> Image:
+def side_view(joints: DoubleArray, true: DoubleArray | None, side_px: int) -> Image:
     """Draw a pose from the side with the camera on the left: depth to the right, y down; the true pose in grey.
 
     Both are (K, 3) in the camera's frame, in reference bones, and are drawn with their wrists at the same point.

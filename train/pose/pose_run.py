@@ -1,4 +1,4 @@
-"""Loads a fine-tuned network with its configuration, and validates it on held-out images."""
+"""Loads pose networks, fine-tuned or with the weights that fine-tuning starts from, and validates them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 
 from peclr_dali.errors import UserError, in_one_line
-from peclr_dali.models.encoders import make_encoder
+from peclr_dali.models.config import EncoderConfig, PoseConfig
+from peclr_dali.models.encoders import build_encoder, make_encoder
 from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.models.weights import load_strictly
+from peclr_dali.parsing import or_shipped
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.pose.inference import Floats, Poses, estimate_poses
+from peclr_dali.train.pose.inference import Poses, estimate_poses
 from peclr_dali.train.pose.labels import PoseLabels, errors_of, labels_to_learn
 from peclr_dali.train.pose.metrics import metric_of
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
@@ -50,13 +52,13 @@ class PoseRun:
         return self.config.data[0].box_margin
 
 
-def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
+def load_pose_run(source: Path, device: torch.device | str = "cpu") -> PoseRun:
     """Read a fine-tuned network.
 
     Args:
         source: a checkpoint, or a run's folder: its best checkpoint on validation, or the newest if there was no
             validation.
-        device: device of the network; by default the CPU.
+        device: device of the network.
 
     Raises:
         UserError: there is no checkpoint, it cannot be read, or it is not from fine-tuning.
@@ -76,14 +78,52 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, precision="auto"))
     network = PoseNetwork(make_encoder(config.encoder.name, config.geometry.side_px), config.pose)
     load_strictly(network, saved["network"], origin=str(path), model="its configuration")
-    place = device or torch.device("cpu")
-    return PoseRun(path, saved["step"], config, network.float().to(place).eval(), saved.get("depth", True))
+    return PoseRun(path, saved["step"], config, network.float().to(device).eval(), saved.get("depth", True))
 
 
-def require_finite(path: Path, keypoints_px: Floats) -> None:
-    """Raise a `UserError` if a checkpoint's network, of finite weights, gives keypoints that are not finite."""
-    if not np.isfinite(keypoints_px).all():
-        raise UserError(f"{path}: gives keypoints that are NaN or infinite; use another checkpoint")
+class Start(NamedTuple):
+    """A network with its starting weights.
+
+    Attributes:
+        origin: what the weights were read from; "random" or "imagenet" if that is no file.
+        keeps_head: whether the head's weights are those of a fine-tuned network; else they are random.
+        depth: whether that head was trained with 3D labels.
+    """
+
+    network: PoseNetwork
+    origin: str
+    keeps_head: bool = False
+    depth: bool = False
+
+
+def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | None = None) -> Start:
+    """Build the network of a configuration with its starting weights; of the head see `PoseConfig.weights`.
+
+    `encoder.weights` may also be a checkpoint, the name of a shipped network, or a run's folder: its best checkpoint on
+    validation, or the newest if there was no validation. Weights that cannot be read or do not fit are a `UserError`.
+    """
+    path = or_shipped(Path(encoder.weights), ".safetensors")
+    encoder = dataclasses.replace(encoder, weights=str(path))
+    try:
+        saved = load_checkpoint(
+            find_checkpoint(path, "encoder.weights to be the folder of a run, or a file of weights")
+        )
+    except UserError:  # no checkpoint of this project
+        if path.is_dir():
+            raise
+        return Start(PoseNetwork(build_encoder(encoder, side_px), pose), encoder.weights)
+    name = saved["config"]["encoder"]["name"]
+    if name != encoder.name:
+        raise UserError(
+            f"encoder.weights: {path} holds a {name}, and encoder.name = {encoder.name!r}: set encoder.name = {name!r}"
+        )
+    network = PoseNetwork(make_encoder(name, side_px), pose)
+    network.encoder.load_weights(saved["network"], encoder.weights, name)
+    its_head = {**saved["config"].get("pose", {}), "weights": "auto"}
+    if its_head != dataclasses.asdict(pose):  # of pre-training, another head, or pose.weights = "random"
+        return Start(network, encoder.weights)
+    load_strictly(network, saved["network"], origin=encoder.weights, model="its configuration")
+    return Start(network, encoder.weights, keeps_head=True, depth=saved.get("depth", True))
 
 
 SHOWN = 12

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, parse_json, regular
-from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, refuse_among_images
 from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
@@ -29,15 +28,16 @@ from peclr_dali.train.pose.inference import (
     estimate_steps,
     from_view,
 )
+from peclr_dali.train.pose.labels import cameras_of
 from peclr_dali.train.pose.pictures import prediction_pictures
-from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run, require_finite
+from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.pose.predictions import Prediction, Predictions, earlier_drawings, write_predictions
 from peclr_dali.train.runs.pictures import read_picture, save_sheet
 
 Box = tuple[float, float, float, float]
 
-EXPECTED: Final = f"JPEG, PNG or WebP of {MIN_PIXELS} to {MAX_PIXELS:,} pixels; convert other formats"
-_BATCH: Final = 16
+EXPECTED = f"JPEG, PNG or WebP of {MIN_PIXELS} to {MAX_PIXELS:,} pixels; convert other formats"
+_BATCH = 16
 """Hands in a step; a call that is stopped loses those of its last step."""
 
 
@@ -82,8 +82,12 @@ def predict(
     world = single_process()
     loaded = load_pose_run(run, world.device)
     camera = None if intrinsics is None else read_intrinsics(intrinsics)
-    sizes_px = picture_sizes_px(hands)
-    cameras = assumed_intrinsics(sizes_px) if camera is None else np.tile(camera, (len(hands), 1, 1))
+    _, first, picture_of = np.unique(hands.paths, return_index=True, return_inverse=True)
+    sizes_px = image_sizes_px(hands.read, first.tolist())[picture_of]  # as displayed; 0 for no usable picture
+    if camera is None:
+        cameras = cameras_of(sizes_px.max(axis=1), sizes_px[:, ::-1] / 2)  # a field of view of 53 degrees
+    else:
+        cameras = np.tile(camera, (len(hands), 1, 1))
     rows, unreadable = np.flatnonzero(sizes_px[:, 0] > 0), np.flatnonzero(sizes_px[:, 0] == 0).tolist()
     results = Predictions(loaded.path, "reference_bone" if scale_m is None else "m", camera is None, len(hands))
     results.unreadable += dict.fromkeys(hands.path(row) for row in unreadable)
@@ -149,15 +153,10 @@ def _hands(images: Sequence[str], box_px: Box | None, boxes: Path | None, out: P
     return Index("pictures", Path("/"), list(map(str, files)), squares)
 
 
-def picture_sizes_px(hands: Index) -> IntArray:
-    """Heights and widths (N, 2) of the pictures of hands, as displayed; 0 for a file that is no usable picture."""
-    _, first, picture_of = np.unique(hands.paths, return_index=True, return_inverse=True)
-    return image_sizes_px(hands.read, first.tolist())[picture_of]
-
-
 def _predictions(run: PoseRun, hands: Index, cameras: FloatArray, poses: Poses, scale_m: float) -> list[Prediction]:
     """The n predictions of a step, without drawings."""
-    require_finite(run.path, poses.keypoints_px)
+    if not np.isfinite(poses.keypoints_px).all():
+        raise UserError(f"{run.path}: gives keypoints that are NaN or infinite; use another checkpoint")
     side_px = float(run.config.geometry.side_px)
     corners_px = torch.tensor([[0.0, 0.0], [side_px, side_px]], dtype=torch.float64).expand(len(poses.samples), 2, 2)
     corners_px = from_view(corners_px, torch.from_numpy(poses.source_to_view_px))
@@ -210,14 +209,3 @@ def read_intrinsics(file: Path) -> FloatArray:
             f"[0, fy, cy], [0, 0, 1]], with fx and fy of at least {LEAST_FOCAL_PX:g} pixels"
         )
     return camera.astype(np.float32)
-
-
-def assumed_intrinsics(sizes_px: IntArray) -> FloatArray:
-    """Camera matrices (N, 3, 3) for unknown cameras of pictures with heights and widths (N, 2).
-
-    The focal length is the longer side, a field of view of 53 degrees.
-    """
-    cameras = np.tile(np.eye(3, dtype=np.float32), (len(sizes_px), 1, 1))
-    cameras[:, [0, 1], [0, 1]] = sizes_px.max(axis=1, keepdims=True)
-    cameras[:, :2, 2] = sizes_px[:, ::-1] / 2
-    return cameras

@@ -13,8 +13,8 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import parse_json, regular
+from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.skeleton import HAND
-from peclr_dali.train.pose.metrics import Floats
 from peclr_dali.writing import require_new, require_own_results, write_text
 
 FILE: Final = "predictions.json"
@@ -38,11 +38,11 @@ class Prediction:
 
     image: Path
     drawing: str | None
-    box_px: Floats
+    box_px: DoubleArray
     mirrored: bool
-    keypoints_px: Floats
-    joints: Floats | None
-    intrinsics: Floats
+    keypoints_px: DoubleArray
+    joints: DoubleArray | None
+    intrinsics: DoubleArray
 
 
 @dataclass

@@ -116,10 +116,9 @@ def table(measured: Measured) -> list[tuple[Metric, list[Cell], list[str]]]:
     return rows
 
 
-def _cell(interval: Mapping[str, float | None], metric: Metric, *, signed: bool = False) -> Cell:
+def _cell(interval: Mapping[str, Any], metric: Metric, *, signed: bool = False) -> Cell:
     """The cell of a metric's value, or of a difference if `signed`."""
     value, low, high = (interval[name] for name in ("value", "low", "high"))
-    assert value is not None
     text = as_text(value, metric, signed=signed)
     if low is None or high is None:
         return Cell(value, text, NO_INTERVAL, "open" if signed else "")

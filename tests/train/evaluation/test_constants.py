@@ -56,7 +56,7 @@ def test_hands_that_are_alike_in_their_boxes_are_met_exactly() -> None:
     turned = np.where(mirror[:, None, None], [[-1.0, 1.0]], 1.0)
     keypoints_px = in_box * turned * box_px[:, 2:, None] + box_px[:, None, :2]
     index = labelled(keypoints_px, box_px, mirror)
-    np.testing.assert_allclose(mean_keypoints_px(PoseLabels.of(index), index.box_px), keypoints_px, atol=1e-4)
+    np.testing.assert_allclose(mean_keypoints_px(index, PoseLabels.of(index)), keypoints_px, atol=1e-4)
     assert evaluation_constants(index, PoseLabels.of(index)).keys() == {"mean_keypoints"}
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from peclr_dali.models.pose import PoseOutput
+from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.evaluation import equivariance_maps as maps_module
 from peclr_dali.train.evaluation.equivariance_maps import equivariance_maps
 from peclr_dali.train.pose.labels import labels_to_learn
-from peclr_dali.train.pose.metrics import Floats
 from peclr_dali.train.pose.pose_run import PoseRun
 from tests.train import tiny_hands
 
@@ -69,7 +69,7 @@ def config_of(blobs: Path) -> FinetuneConfig:
     return load_config(FinetuneConfig, [], overrides)
 
 
-def maps_of(blobs: Path, *, finds: bool) -> dict[str, Floats]:
+def maps_of(blobs: Path, *, finds: bool) -> dict[str, DoubleArray]:
     network: Any = Known(finds=finds)
     config = config_of(blobs)
     index = load_index(config.data)

@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from peclr_dali.errors import UserError
@@ -20,9 +21,8 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.evaluation.errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
-from peclr_dali.train.evaluation.evaluate import RESULTS, Evaluated, evaluate, grouped
-from peclr_dali.train.evaluation.two_pass_crop import estimate_in_two_passes
-from peclr_dali.train.pose.inference import Poses, estimate_poses
+from peclr_dali.train.evaluation.evaluate import RESULTS, evaluate, grouped
+from peclr_dali.train.pose.inference import Poses, estimate_in_two_passes, estimate_poses
 from peclr_dali.train.pose.labels import Errors, PoseLabels
 from peclr_dali.train.pose.metrics import metric_of, pixel_errors, pose_tables
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
@@ -43,7 +43,7 @@ def run(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_hands.untrained_run(tmp_path_factory.mktemp("runs") / "run", f"data.root={hands}")
 
 
-def call(run: Path, out: Path, *overrides: str, **options: Any) -> Evaluated:
+def call(run: Path, out: Path, *overrides: str, **options: Any) -> tuple[list[Table], list[Path]]:
     settings: dict[str, Any] = {
         "compare": None, "crop": "boxes", "worst": 3, "submission": False, "proper_rotation": False, **options
     }  # fmt: skip
@@ -150,9 +150,9 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
 
 def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -> None:
     other = tiny_hands.untrained_run(tmp_path / "other", f"data.root={hands}", seed=1)
-    done = call(run, tmp_path / "out", compare=other, groups="1")  # the poses are two groups
-    assert [file.name for file in done.files] == list(RESULTS)
-    assert len(done.tables) == 2
+    tables, written = call(run, tmp_path / "out", compare=other, groups="1")  # the poses are two groups
+    assert [file.name for file in written] == list(RESULTS)
+    assert len(tables) == 2
     content = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert content["images"] == 4 * POSES // 10  # the held-out poses with their four backgrounds
     assert [(source["part"], source["split"]) for source in content["sources"]] == [("training", "val")]
@@ -268,8 +268,8 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
     settings = (f"data.root={root}", "data.part=evaluation", "data.split=all", "data.box=center")
     write_bad_list(tmp_path / "bad.jsonl", {"evaluation/rgb/00000001.jpg": "too dark"})
     some = ("data.label_fraction=0.4", f"data.bad_list={tmp_path / 'bad.jsonl'}", "data.0.part=training")
-    done = call(run, tmp_path / "out", *settings, *some, submission=True, crop="two-pass")
-    assert [file.name for file in done.files] == ["pred.json", "pred.zip"]
+    _, written = call(run, tmp_path / "out", *settings, *some, submission=True, crop="two-pass")
+    assert [file.name for file in written] == ["pred.json", "pred.zip"]
     with zipfile.ZipFile(tmp_path / "out" / "pred.zip") as archive:
         xyz, vertices = json.loads(archive.read("pred.json"))
     assert np.shape(xyz) == (5, 21, 3)

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from peclr_dali.train.evaluation.intervals import interval_of_mean, interval_over_runs
-from peclr_dali.train.pose.metrics import Interval
+from peclr_dali.train.pose.metrics import Interval, interval_of_mean, interval_over_runs
 
 HANDS = 50
 
