@@ -1,7 +1,5 @@
 """The commands that measure: the loader beside other loaders, and the training step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Our loader, its parts and other loaders, measured in one run on the same cores."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Callable, Generator, Iterable

@@ -1,7 +1,5 @@
 """Measures how many images a loader makes per second, and the processor time that it takes."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -57,7 +55,7 @@ class Rate:
             "images": images,
         }
 
-    def over(self, other: Rate) -> Interval:
+    def over(self, other: "Rate") -> Interval:
         """How many times as fast as `other`, from rounds in which both were measured.
 
         This is the geometric mean of the rounds' ratios, since a slow round of the machine slows down both.

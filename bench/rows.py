@@ -1,7 +1,5 @@
 """Writes and reads the rows of bench/results/, and makes tables."""
 
-from __future__ import annotations
-
 import datetime
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Times the training step on batches in memory and with the loader."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Generator, Sequence

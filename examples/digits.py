@@ -6,8 +6,6 @@ trained any more. The classifier sees the photographs of a few people, and is te
 pre-training has seen. Beside it are raw pixels and an untrained encoder. `make photographs` prepares what it needs.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The loss is alignment and uniformity (Wang and Isola 2020, arXiv 2005.10242).
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

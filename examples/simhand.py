@@ -6,8 +6,6 @@ weighs each cosine by the distance of the two hands. The hands are those of `pyt
 data of your own, name a source with keypoints.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from pathlib import Path

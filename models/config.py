@@ -3,8 +3,6 @@
 This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator

@@ -1,7 +1,5 @@
 """Encoders: networks without their classifier, with the library's own parameter names."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Collection, Mapping
 from pathlib import Path

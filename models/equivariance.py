@@ -1,7 +1,5 @@
 """Undoes a view's geometric augmentation in latent space, which makes the contrastive loss equivariant (PeCLR, 3.2)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import get_args

@@ -1,7 +1,5 @@
 """The network of pre-training: pixels in, projections out; and measures of its health."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """NT-Xent, the contrastive loss of SimCLR and PeCLR, a strip of the similarity matrix at a time; and its base class."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

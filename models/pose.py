@@ -11,8 +11,6 @@ only for square pixels and a rotation about the principal point. Rotated about t
 a perspective that no such camera gives. The network does not know K', so it has to average over this.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

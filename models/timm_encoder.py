@@ -1,7 +1,5 @@
 """Encoders of the package timm, by timm's names of models, such as "timm/vit_small_patch16_224"."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import sys

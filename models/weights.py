@@ -1,7 +1,5 @@
 """Weights: file -> tensors by name (`read_weights`) -> the library's names (`encoder_state`) -> `load_strictly`."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Starts the command line, as `python -m peclr_dali`, as `peclr-dali`, and as `python cli.py` in the checkout."""
 
-from __future__ import annotations
-
 import getpass
 import io
 import multiprocessing

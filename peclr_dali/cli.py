@@ -4,8 +4,6 @@ Each command imports the code that it calls only when it runs, so that `--help` 
 itself needs the usual `if __name__ == "__main__"`, since `check-data` starts a process.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """Errors that end a command with one line and exit code 2. Nothing is imported here: every command imports it."""
 
-from __future__ import annotations
-
 import logging
 
 

@@ -1,7 +1,5 @@
 """The cores that this process may use, and its freed memory."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

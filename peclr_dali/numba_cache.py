@@ -1,7 +1,5 @@
 """Compiled functions, kept on disk."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """The rank of this process, and the number of ranks."""
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple
 

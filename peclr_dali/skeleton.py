@@ -3,8 +3,6 @@
 This file imports neither torch nor DALI, since the configuration uses it.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from functools import cached_property

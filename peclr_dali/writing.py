@@ -1,7 +1,5 @@
 """Writes files that are either complete or absent: to a temporary name, synced, then renamed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """Types of the arrays that the data path passes on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

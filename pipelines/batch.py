@@ -3,8 +3,6 @@
 They are not frozen, because Lightning converts the types of tensors by writing into a copy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -30,7 +28,7 @@ class View:
     matrix: Tensor
     source_to_view_px: Tensor
 
-    def rows(self, rows: slice) -> View:
+    def rows(self, rows: slice) -> "View":
         """Some of the rows; the tensors are not copied."""
         return View(self.image[rows], self.matrix[rows], self.source_to_view_px[rows])
 
@@ -67,7 +65,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> "Batch":
         """The same batch on `device`; copied only if it is on another device."""
         views = tuple(
             View(*(t.to(device, non_blocking=True) for t in (v.image, v.matrix, v.source_to_view_px)))

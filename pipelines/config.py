@@ -3,8 +3,6 @@
 This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -112,7 +110,7 @@ class PipelinesConfig:
     decode: Literal["auto", "whole", "region"] = "auto"
 
     @model_validator(mode="after")
-    def _possible(self) -> PipelinesConfig:
+    def _possible(self) -> "PipelinesConfig":
         if self.decoder == "gpu" and self.views == "cpu":
             raise ValueError('views = "cpu" needs images decoded there: set decoder = "cpu", or views = "gpu"')
         return self

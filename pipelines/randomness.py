@@ -1,7 +1,5 @@
 """Random numbers as a function of their purpose, not of earlier draws."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import numpy as np

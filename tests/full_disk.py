@@ -1,7 +1,5 @@
 """A disk without room, as far as a test can make one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

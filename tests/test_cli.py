@@ -1,7 +1,5 @@
 """The command line: its help, and the configuration that it prints."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

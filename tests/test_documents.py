@@ -1,7 +1,5 @@
 """What the pages name exists: keys of configurations with their values, files and links."""
 
-from __future__ import annotations
-
 import difflib
 import pkgutil
 import re

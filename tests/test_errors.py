@@ -1,7 +1,5 @@
 """What the command line makes of errors."""
 
-from __future__ import annotations
-
 import errno
 import os
 import platform

@@ -1,7 +1,5 @@
 """The examples at toy size, by the command that their first line names."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The SLURM script, with stand-ins for SLURM and torchrun: it starts, saves before the end, and queues itself again."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """What `pip install` gives: one package under one name, with all that it needs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

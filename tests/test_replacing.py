@@ -1,7 +1,5 @@
 """A command replaces no file that it did not write, unless --force; and draws nothing among images that are read."""
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 

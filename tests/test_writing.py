@@ -1,7 +1,5 @@
 """What a command writes is whole or absent, whatever the disk does."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Input that is wrong ends in one line that helps and exit code 2, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 from collections.abc import Sequence

@@ -27,8 +27,6 @@ The same command continues a run that was stopped: it searches the images that O
 there stay, such as those that were corrected by hand.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

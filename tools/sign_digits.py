@@ -10,8 +10,6 @@ The dataset does not say who is who. By number, a person's pictures nearly alway
 digits. Where some are missing, two people may count as one, so nobody is on both sides of the split.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 from collections.abc import Iterable

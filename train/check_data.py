@@ -4,8 +4,6 @@ The structure of every file is checked before, but a bug in the decoder may stil
 process of its own. When images do not decode, or end the process, their halves are tried, until one image is left.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource

@@ -1,7 +1,5 @@
 """The `convert` command: pose networks of PeCLR's authors as checkpoints of this project."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

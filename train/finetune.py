@@ -1,7 +1,5 @@
 """Fine-tuning to poses, from its configuration to its last step."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -90,7 +88,7 @@ def pose_optimizer(config: FinetuneConfig, network: PoseNetwork) -> torch.optim.
 
 def build_step(
     config: FinetuneConfig, network: PoseNetwork, state: TrainState, labels: PoseLabels, world: World
-) -> LabelledStep:
+) -> "LabelledStep":
     """The gradient of the L1 losses of labelled images."""
     train = config.train
     forward: Callable[[Tensor, Tensor], PoseOutput]

@@ -1,7 +1,5 @@
 """Pre-training, from its configuration to its last step."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Draws the views that a configuration makes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Linear probe: measures during training how well keypoints can be read from the encoder's frozen features."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence

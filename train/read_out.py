@@ -1,7 +1,5 @@
 """Read-out of a frozen encoder: a pose network whose linear head is fitted in closed form."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Sequence

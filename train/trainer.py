@@ -1,7 +1,5 @@
 """The training loop, shared by pre-training and fine-tuning."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A peer: a DALI graph of common operators."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Peers with OpenCV: with the steps and tools of PeCLR's authors; tuned; and the tuned one in SPDL's threads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """A peer with torchvision: v2 transforms in DataLoader's workers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the peers share: the paper's two views of each image, and worker processes of torch's DataLoader."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +38,7 @@ class Draws(NamedTuple):
     value: Any
     value_shift: Any
 
-    def at(self, *place: int) -> Draws:
+    def at(self, *place: int) -> "Draws":
         """The numbers of one view."""
         return Draws(*(float(column[place]) for column in self))
 

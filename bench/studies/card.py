@@ -7,8 +7,6 @@ pre-training is as shipped, with the overlay for H100 and H200. Fine-tuning take
 One arm is one piece of work, about ten minutes of a card.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

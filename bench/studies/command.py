@@ -1,7 +1,5 @@
 """The command of a file of studies."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 python -m peclr_dali.bench.studies.figure_6_table_1 --scale small
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -4,8 +4,6 @@ python -m peclr_dali.bench.studies.figure_7 --scale small
 python -m peclr_dali.bench.studies.figure_7 --scale paper --arm two_010 --seeds 0
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

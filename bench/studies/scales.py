@@ -1,7 +1,5 @@
 """Scale small: rendered hands, and minutes of one core for each run. And the datasets of scale paper."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from peclr_dali.bench.studies.study import Scale

@@ -1,7 +1,5 @@
 """Trains, measures and compares the networks of a study. What is finished is not repeated; each result is a row."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

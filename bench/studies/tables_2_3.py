@@ -3,8 +3,6 @@
 python -m peclr_dali.bench.studies.tables_2_3 --arm rn50_224 --seeds 0
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from peclr_dali.bench.studies.command import Studies, main

@@ -5,8 +5,6 @@ file is checked first, of JPEGs by a compiled kernel. The compressed data may st
 error or decodes it. PNGs and WebPs are passed on without their metadata.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar

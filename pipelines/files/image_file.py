@@ -5,8 +5,6 @@ disagree about damaged data, and one then writes a 72 x 56 image into a buffer o
 orientation is part of the map from stored pixels to the view.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numba

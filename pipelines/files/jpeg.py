@@ -1,7 +1,5 @@
 """Checks a JPEG's structure up to its image data, compiled, since nearly all images are JPEGs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numba

@@ -1,7 +1,5 @@
 """Checks the structure of a PNG (chunks, checksums) or a WebP (RIFF chunks)."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 

@@ -1,7 +1,5 @@
 """Prepares batches ahead in a thread."""
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

@@ -1,7 +1,5 @@
 """The memory of batches: on a CPU it is used again, since the system would clear each new page."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 

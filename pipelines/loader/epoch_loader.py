@@ -1,7 +1,5 @@
 """`EpochLoader`: one epoch of batches in each `for` loop, for a user's own training loop."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -143,7 +141,7 @@ class EpochLoader:
             self._step, self._pass = epoch * self._steps, None
 
     @property
-    def sampler(self) -> EpochLoader:
+    def sampler(self) -> "EpochLoader":
         """The object whose `set_epoch` frameworks call, as they do with a DataLoader's DistributedSampler."""
         return self
 
@@ -180,7 +178,7 @@ class EpochLoader:
             self._running.close()
             self._running = None
 
-    def __enter__(self) -> EpochLoader:
+    def __enter__(self) -> "EpochLoader":
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -6,8 +6,6 @@
 A `Chunk` (render/chunk.py) passes through all of them. The last stage writes its views into rows of the step's batch.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,7 +43,7 @@ def build_loader(
     views: int = 2,
     processes_here: int = 1,
     quarantine: Quarantine | None = None,
-) -> Loader:
+) -> "Loader":
     """Build a loader with the settings that suit the images and this machine; reads the sizes of a few images.
 
     Args:
@@ -199,7 +197,7 @@ class Loader:
             self._threads.shutdown(cancel_futures=True)
             self._renderer.close()
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> "Loader":
         return self
 
     def __exit__(self, *exception: object) -> None:

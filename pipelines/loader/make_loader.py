@@ -1,7 +1,5 @@
 """`make_loader`: the loader for a user's own training loop, from arguments of any kind."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard

@@ -1,7 +1,5 @@
 """The second stage: plans the views of a chunk from its files' headers, boxes and random numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The samples of a loader that cannot be used."""
 
-from __future__ import annotations
-
 import logging
 import threading
 

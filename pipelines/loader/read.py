@@ -1,7 +1,5 @@
 """The stage that reads the files of a chunk's samples, or of substitutes, and of their partners."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

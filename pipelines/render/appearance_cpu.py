@@ -1,7 +1,5 @@
 """Applies the augmentations of `views.appearance` on a CPU: by OpenCV, or in loops over pixels that Numba compiles."""
 
-from __future__ import annotations
-
 import cv2
 import numba
 import numpy as np

@@ -1,7 +1,5 @@
 """Applies the augmentations of `views.appearance` with tensors of many views, on a GPU."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The record that passes through the loader's stages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,7 +33,7 @@ class Chunk:
     files: Sequence[ImageFile] = ()
     plan: Plan = _NO_PLAN
 
-    def only(self, image: int) -> Chunk:
+    def only(self, image: int) -> "Chunk":
         """The file and the region of one image, to decode it by itself."""
         region = replace(_NO_PLAN, start_px=self.plan.start_px[[image]], shape_px=self.plan.shape_px[[image]])
         return Chunk(self.positions[:1], files=[self.files[image]], plan=region)

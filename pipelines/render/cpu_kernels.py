@@ -5,8 +5,6 @@ buffers, with loops that the compiler can vectorise. Numba compiles it at first 
 are passed as addresses, since images of different sizes form no array.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numba

@@ -1,7 +1,5 @@
 """Makes views of decoded images on a CPU: runs the kernel of `cpu_kernels` in a pool of threads (views "cpu")."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any

@@ -4,8 +4,6 @@
 `gpu_kernel.py` makes the views. Neither graph draws random numbers or computes matrices: the plan is an input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """The stage that makes the views of a chunk, in three ways: by the DALI graph, by a kernel on a CPU or on a GPU."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

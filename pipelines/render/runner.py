@@ -1,7 +1,5 @@
 """The stage that runs DALI on chunks, and finds the files that do not decode."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace

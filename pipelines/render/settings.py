@@ -1,7 +1,5 @@
 """Settings of a loader: `PipelinesConfig` with every choice made for this process, device and dataset."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sysconfig

@@ -1,7 +1,5 @@
 """The table of samples: files, boxes, labels."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -172,7 +170,7 @@ class Index:
         files, boxes = zlib.crc32(names), zlib.crc32(np.ascontiguousarray(self.box_px).data)
         return f"{' + '.join(map(str, self.counts))} images (checksums {files:08x} of names, {boxes:08x} of boxes)"
 
-    def select(self, rows: IntArray) -> Index:
+    def select(self, rows: IntArray) -> "Index":
         """The index of the samples at `rows`, in this order, or of a mask's. The index must have a single source."""
         if self.sources:
             raise ValueError(f"{self.name}: select rows of each source before the sources are joined")

@@ -1,7 +1,5 @@
 """Joins the indices of several sources into one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from itertools import accumulate

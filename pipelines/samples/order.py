@@ -6,8 +6,6 @@ Everything here is a pure function of its arguments, so a resume at any step, on
 same run.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import threading
@@ -23,7 +21,7 @@ from peclr_dali.pipelines.randomness import MOST_VIEWS, Stream, philox, uniforms
 from peclr_dali.pipelines.samples.index import Index
 
 
-def build_order(index: Index, *, batch: int, seed: int) -> Order:
+def build_order(index: Index, *, batch: int, seed: int) -> "Order":
     """Build the order of a run over an index of one or several sources, at least `batch` samples in all.
 
     An epoch has as many whole batches as the images fill.

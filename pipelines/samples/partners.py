@@ -1,7 +1,5 @@
 """The admissible second images of pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +34,7 @@ class Partners:
         partners[some] = self.rows[self.first[samples[some]] + number % count]
         return partners
 
-    def select(self, chosen: IntArray) -> Partners:
+    def select(self, chosen: IntArray) -> "Partners":
         """The partners of the samples `chosen` (K,), in this order; partners that are not among them are left out."""
         row_of = np.full(len(self.first), -1)
         row_of[chosen] = np.arange(len(chosen))
@@ -46,7 +44,7 @@ class Partners:
         return Partners(rows[rows >= 0], first, end - first)
 
     @staticmethod
-    def joined(parts: Sequence[Partners | None], counts: Sequence[int]) -> Partners | None:
+    def joined(parts: "Sequence[Partners | None]", counts: Sequence[int]) -> "Partners | None":
         """The partners of several sources, whose `counts` rows follow each other; None if none has any."""
         if all(part is None for part in parts):
             return None

@@ -5,8 +5,6 @@ among them. `RULES` has them all. Wrong labels cause no error later: the views h
 hands are learnt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias

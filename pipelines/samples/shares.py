@@ -1,7 +1,5 @@
 """The part of a batch that each rank takes. The configuration is checked with it, so it imports nothing heavy."""
 
-from __future__ import annotations
-
 from numbers import Integral
 from typing import Any
 

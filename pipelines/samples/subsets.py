@@ -1,7 +1,5 @@
 """Chooses parts of a dataset by hash, the same on every machine."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from typing import Literal

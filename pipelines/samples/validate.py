@@ -1,7 +1,5 @@
 """Judges the labels of samples by the rules, whatever source they are from."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass

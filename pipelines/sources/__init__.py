@@ -1,7 +1,5 @@
 """Dataset layouts. Each has a file with a function that returns an `Index`, and an entry in `SOURCES`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

@@ -1,7 +1,5 @@
 """Reads boxes from a user's CSV or JSON file, as squares for the data path."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the format is that of cocodataset.org, "Data format".
 """
 
-from __future__ import annotations
-
 import unicodedata
 from pathlib import Path
 from typing import Any

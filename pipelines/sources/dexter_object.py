@@ -9,8 +9,6 @@ other adds constants that it calls strange); pixels count from the first pixel's
 both loaders, some annotations are wrong.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

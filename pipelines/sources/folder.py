@@ -1,7 +1,5 @@
 """Any folder of images of hands."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import Counter

@@ -3,8 +3,6 @@
 Zimmermann et al., "FreiHAND: A Dataset for Markerless Capture of Hand Pose and Shape from Single RGB Images", 2019.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Hampali et al., "HOnnotate: A method for 3D Annotation of Hand and Object Poses"
 authors' public scripts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re

@@ -1,7 +1,5 @@
 """Finds the partners of a source's images: other versions, or the pairs of a file."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from pathlib import Path

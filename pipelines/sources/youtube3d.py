@@ -4,8 +4,6 @@ Kulon et al., "Weakly-Supervised Mesh-Convolutional Hand Reconstruction in the W
 the dataset's public loader and of its script that fetches the frames.
 """
 
-from __future__ import annotations
-
 import logging
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence

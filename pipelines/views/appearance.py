@@ -5,8 +5,6 @@ render/appearance_tensors.py apply the augmentations, with the same tables. A vi
 nothing is summed over views. Greys and noise are whole-number arithmetic, the same on every device.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from functools import cache
 from statistics import NormalDist

@@ -3,8 +3,6 @@
 This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Annotated, Any, Final, Literal
 

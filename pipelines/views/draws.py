@@ -5,8 +5,6 @@ place, and every view consumes a fixed number of draws. A new augmentation takes
 others.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import numpy as np

@@ -4,8 +4,6 @@ The plan follows from the files' headers, the boxes and the draws. The matrix th
 keypoints and is undone in the embeddings comes from this plan; no other code composes matrices.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

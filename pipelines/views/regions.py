@@ -5,8 +5,6 @@ conversion outside the region, and all data behind the region's last row. The pi
 image. Views may differ by some levels before the colour jitter, since the warp computes in float32 from another origin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

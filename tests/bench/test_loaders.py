@@ -1,7 +1,5 @@
 """The benchmark as a whole, at toy size: everything is measured, and the row says on what."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every peer makes the views that it says, and they are the same views."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of rows: a row is appended whole or not at all."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

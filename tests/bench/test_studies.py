@@ -1,7 +1,5 @@
 """Studies: the runs of every item of the paper, what is recorded, when, and what the command does."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """`bench-train`: what is measured is the step that trains."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """What Numba compiles: kept where a folder can be written, and made anew when a constant changes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

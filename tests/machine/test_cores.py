@@ -1,7 +1,5 @@
 """How many cores are ours, under the quota of a container."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

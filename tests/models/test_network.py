@@ -1,7 +1,5 @@
 """Normalisation of pixels, the projection head, and the health of embeddings."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

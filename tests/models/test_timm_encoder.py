@@ -1,7 +1,5 @@
 """What of timm is taken, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 

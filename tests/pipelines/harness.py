@@ -1,7 +1,5 @@
 """Ways to put images through a renderer or the loader."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Good files of every kind; images taken apart into their segments and chunks, and put together again; Exif data."""
 
-from __future__ import annotations
-
 import functools
 import io
 import struct

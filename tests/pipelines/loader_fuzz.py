@@ -9,8 +9,6 @@ A view has no rotation, no scaling and no colour jitter, and is shifted at rando
 the order. The comparison run has the same names, with a good file in the place of every mutated one.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

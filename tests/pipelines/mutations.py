@@ -1,7 +1,5 @@
 """Good files and mutated ones of every kind, each a pure function of a seed and a number."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Final, NamedTuple
 

@@ -4,8 +4,6 @@ From the product it takes only the description of its input: the names of the co
 classes of the configuration. tests/test_structure.py checks this.
 """
 
-from __future__ import annotations
-
 import colorsys
 import math
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The view is the box of the image as displayed, shifted, sampled bilinearly, with
 be halved first, each halving takes the mean of 2 x 2 pixels, of black beyond an odd border.
 """
 
-from __future__ import annotations
-
 import io
 import struct
 import warnings

@@ -1,7 +1,5 @@
 """The further augmentations of the paper's study: each renderer against the float64 oracle, one by one and together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cv2

@@ -1,7 +1,5 @@
 """The DALI graph has nodes for as many halvings as its views can need, and fewer nodes change no pixel."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """How far small dots in minified views are from where the matrix carries them: aliasing of the unfiltered warp."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

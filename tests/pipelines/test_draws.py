@@ -1,7 +1,5 @@
 """Draws are a pure function of (seed, epoch, position, view)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Orientation: read once, strictly, and part of the map from stored pixels to the view; no decoder turns anything."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -3,8 +3,6 @@
 Without a GPU only the choice, the places of the nodes and the order of the calls can be shown.
 """
 
-from __future__ import annotations
-
 import weakref
 from pathlib import Path
 from typing import Any, Literal

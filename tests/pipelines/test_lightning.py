@@ -1,7 +1,5 @@
 """Lightning saves the loader's state and gives it back: a run that is killed sees what a whole one sees."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the loader hands out: whole, in order, whatever lies on the disk."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import io

@@ -1,7 +1,5 @@
 """The global order: every sample once per epoch, the same whoever loads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows that hold two images: which pairs are admissible, which are drawn, and that each view is its image's."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

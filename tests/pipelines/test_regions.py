@@ -1,7 +1,5 @@
 """Decoding only what the views reach: the same pixels, by both renderers."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Every rule finds what is wrong, in one hand as in all, and nothing in right labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """All ways to make views against the float64 oracle, and the emitted matrices against where dots really land."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """tools/find_boxes.py: what it lists, writes and goes on with; and, slowly, whether it finds hands."""
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """A decoder with a defect, in a module that a process loads fast."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -3,8 +3,6 @@
 Layers, names and batch norms are torchvision's, but for one more downsampling behind the stem.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Imported by the server of forks: what each rank of `tests.train.ranks` would otherwise do for itself."""
 
-from __future__ import annotations
-
 import cv2
 import matplotlib.backends.backend_agg  # noqa: F401
 import numpy as np

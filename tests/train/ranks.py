@@ -1,7 +1,5 @@
 """Ranks as processes of this machine, as torchrun would start them, but without importing everything each time."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

@@ -1,7 +1,5 @@
 """A ViT of timm from a file of weights through pre-training with AdamW to the backbone of HaMeR and ViTPose."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Running statistics take one momentum step per optimiser step."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """check-data finds what the loader cannot use; the list that it writes leaves exactly that out."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

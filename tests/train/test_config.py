@@ -1,7 +1,5 @@
 """Configuration: layers, round trip, and errors that tell what to do."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

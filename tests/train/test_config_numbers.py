@@ -1,7 +1,5 @@
 """Every number of every configuration and command has bounds, and every value gives a configuration or one line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path

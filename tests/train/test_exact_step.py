@@ -1,7 +1,5 @@
 """The exact step's loss and gradient are those of the whole batch."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Exported networks compute what ours do."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

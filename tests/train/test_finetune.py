@@ -1,7 +1,5 @@
 """Whole fine-tuning runs: what they learn, what stays frozen, killed and resumed, on one process and on two."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

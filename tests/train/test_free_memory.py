@@ -1,7 +1,5 @@
 """What is free for a rank, and what is said when memory ends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

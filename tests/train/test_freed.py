@@ -1,7 +1,5 @@
 """A run that has ended leaves nothing in memory: a study trains many in one process."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The training step on a GPU: what precision, layout and compilation may change, and that nothing waits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run on a GPU waits for nothing between two rows of metrics. `test_gpu_step.py` asks the same of a single step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

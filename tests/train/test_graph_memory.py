@@ -1,7 +1,5 @@
 """What a graph holds is counted, and decides whether graphs are kept."""
 
-from __future__ import annotations
-
 import logging
 import weakref
 from collections.abc import Callable

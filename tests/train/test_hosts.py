@@ -1,7 +1,5 @@
 """Two hosts, each a network namespace with its own address and name, that torchrun makes one run of."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

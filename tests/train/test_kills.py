@@ -1,7 +1,5 @@
 """Killed at any moment and started again on any number of ranks, a run ends as if nothing had happened."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -4,8 +4,6 @@ apex/parallel/LARC.py as of the commit before cb65b8ed, which removed it. lightl
 decay, in that it does not clip; docs/fidelity.md has the table of what else differs.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The probe of pre-training: its figures are scikit-learn's on any number of ranks, and it changes nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

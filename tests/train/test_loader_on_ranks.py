@@ -1,7 +1,5 @@
 """`make_loader` and `ExactStep` together on ranks that do not divide the batch evenly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

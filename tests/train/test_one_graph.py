@@ -1,7 +1,5 @@
 """`torch.compile` traces the networks and the loss as one graph each. The graphs run without being compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

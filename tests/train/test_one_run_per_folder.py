@@ -1,7 +1,5 @@
 """Two starts by mistake, a launcher that was killed, and a start that failed: real processes."""
 
-from __future__ import annotations
-
 import platform
 import signal
 import time

@@ -1,7 +1,5 @@
 """Which precision "auto" takes on a CPU, and how often weights are cast to it."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import nullcontext
 from typing import Any

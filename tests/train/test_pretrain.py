@@ -1,7 +1,5 @@
 """Whole runs: killed and resumed, on one process and on two."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

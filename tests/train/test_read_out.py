@@ -1,7 +1,5 @@
 """The read-out: the head of its network is scikit-learn's ridge regression on the encoder's features."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A step recorded as CUDA graphs, on a CPU: what torch computes is recorded, and replayed in the same memory."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

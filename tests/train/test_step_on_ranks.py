@@ -1,7 +1,5 @@
 """The exact step gives the same gradient on any number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs of both trainings that are stopped before there is anything to tell."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

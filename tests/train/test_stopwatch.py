@@ -1,7 +1,5 @@
 """Time as the device sees it, on a CPU and, with events that a script of a GPU answers, on a GPU."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 
@@ -50,7 +48,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
         def query(self) -> bool:
             return self.reached_ms <= script.host_ms
 
-        def elapsed_time(self, end: Event) -> float:
+        def elapsed_time(self, end: "Event") -> float:
             return end.reached_ms - self.reached_ms
 
     monkeypatch.setattr(torch.cuda, "Event", Event)

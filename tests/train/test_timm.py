@@ -1,7 +1,5 @@
 """Encoders of timm, from the configuration to a prediction."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The networks in networks/ are what their recipes say, and of use on hands that they have not seen."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

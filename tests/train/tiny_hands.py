@@ -1,7 +1,5 @@
 """Labelled hands that are drawn in a moment, in FreiHAND's layout, and fine-tuning runs on them that take seconds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A pre-training run that takes seconds, as configuration overrides, and what it left."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A small network, batches for it, its exact step, and autograd through everything at once to compare with."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The command evaluate: errors of a fine-tuned network on labelled images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The command predict: poses in pictures."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The command report: one page about runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Commands on weights: convert those of PeCLR's authors, export those of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Configuration of fine-tuning: the tables of pre-training with other defaults, and further tables."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator

@@ -1,7 +1,5 @@
 """Composes a configuration from TOML files and `--set`; later ones override earlier ones."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import difflib

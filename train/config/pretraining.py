@@ -1,7 +1,5 @@
 """Configuration of pre-training, composed from the tables of its components."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field

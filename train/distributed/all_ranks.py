@@ -1,7 +1,5 @@
 """Collective errors and stop signals: an error or a signal on one rank stops all ranks after the same step."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Handles requests to stop: the run saves a checkpoint and ends."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -49,7 +47,7 @@ class StopSignals:
         self.signal_number, self.agreed, self._alone = 0, False, alone
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> "StopSignals":
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue

@@ -1,7 +1,5 @@
 """Ranks and the collectives of the training step, on `torch.distributed`."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import socket
@@ -118,7 +116,7 @@ class World:
         for bucket in buckets(tensors, bucket_bytes) if self.world_size > 1 else ():
             self.begin_sum_(bucket).end()
 
-    def begin_sum_(self, bucket: list[Tensor]) -> BucketSum:
+    def begin_sum_(self, bucket: list[Tensor]) -> "BucketSum":
         """Begin to sum tensors of one dtype over ranks, in place.
 
         All ranks must begin the same sums in the same order.

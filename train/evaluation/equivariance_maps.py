@@ -1,7 +1,5 @@
 """Maps of a network's equivariance error over rotations and shifts (paper, supplement, section 6)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -4,8 +4,6 @@ The constants are fitted to the labels that are measured, which favours them. A 
 learnt nothing from the pictures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -61,7 +59,7 @@ class Evaluation:
             intervals[name] = Interval(value, max(low, 0.0), min(high, most))
         return intervals
 
-    def minus(self, other: Evaluation) -> dict[str, Interval]:
+    def minus(self, other: "Evaluation") -> dict[str, Interval]:
         """Difference of the metrics on the samples measured for both, with intervals."""
         ours, theirs = self.errors.tables, other.errors.tables
         differences = {name: ours[name] - theirs[name] for name in ours if name in theirs}

@@ -1,7 +1,5 @@
 """The `evaluate` command: estimates poses, measures errors, writes tables and pictures."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

@@ -1,7 +1,5 @@
 """Writes the results of an evaluation: a table, JSON, a row per sample, PCK curves, and pictures of the worst."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """Writes the pose network of a run as ONNX."""
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """Writes the encoder of a run, or its whole pose network, as a file of weights, with a model card beside it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

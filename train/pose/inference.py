@@ -1,7 +1,5 @@
 """Estimates the poses of all images of an index, from views without augmentation."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

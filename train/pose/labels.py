@@ -1,7 +1,5 @@
 """Labels of the samples of an index, the targets in a view's frame, and a network's errors on them."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class PoseTargets:
     relative_depth: Tensor
     root_depth: Tensor
 
-    def __getitem__(self, rows: slice) -> PoseTargets:
+    def __getitem__(self, rows: slice) -> "PoseTargets":
         return PoseTargets(**{name: values[rows] for name, values in vars(self).items()})
 
 
@@ -68,7 +66,7 @@ class PoseLabels:
     has_camera: BoolArray
 
     @classmethod
-    def of(cls, index: Index) -> PoseLabels:
+    def of(cls, index: Index) -> "PoseLabels":
         """The labels of an index, not copied; missing ones are NaN."""
         count, targets = len(index), index.targets
         unknown = np.broadcast_to(np.float32(np.nan), (count, len(HAND), 3))
@@ -98,7 +96,7 @@ class PoseLabels:
         """Whether there are any labels."""
         return not (np.isnan(self.joints).all() and np.isnan(self.keypoints_px).all())
 
-    def __getitem__(self, rows: IntArray) -> PoseLabels:
+    def __getitem__(self, rows: IntArray) -> "PoseLabels":
         tables: dict[str, Any] = {
             name: values[rows] for name, values in vars(self).items() if isinstance(values, np.ndarray)
         }

@@ -6,8 +6,6 @@ orthogonal_procrustes, which may mirror the prediction. Every metric is a mean o
 keypoints, so resampling poses gives its confidence interval.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Pictures of a fine-tuning run: curves of losses and errors, and predictions for held-out images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

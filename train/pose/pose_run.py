@@ -1,7 +1,5 @@
 """Loads pose networks, fine-tuned or with the weights that fine-tuning starts from, and validates them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """One fine-tuning step: the L1 losses of the 2.5D pose and of the root's depth, and their exact gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The `predict` command: poses in a user's own pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The results of `predict` in a folder: `predictions.json` and the drawings that it names."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The charts of a report: losses and errors over the steps."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple

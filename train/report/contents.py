@@ -1,7 +1,5 @@
 """What a report says: the runs and their evaluations, the table of metrics, and the result in words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

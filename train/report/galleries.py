@@ -1,7 +1,5 @@
 """The pictures of a report: views, predictions, large errors, and nearest neighbours before and after pre-training."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from pathlib import Path

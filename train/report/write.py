@@ -1,7 +1,5 @@
 """The `report` command: runs, evaluations and predictions on one page without external files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Counts bad files over all ranks, writes quarantine.jsonl, and stops the run if there are too many."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping

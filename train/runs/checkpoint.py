@@ -1,7 +1,5 @@
 """Writes and reads checkpoints, verified by the checksums of torch's archive. A checkpoint is complete or absent."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import re

@@ -1,7 +1,5 @@
 """Decides when a run's checkpoints are saved and what is in them, writes them in a thread, and restores them."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,7 +67,7 @@ class Checkpointer:
         self._written: Future[None] | None = None
         self._saved_step, self.waited_s = state.steps_done, 0.0
 
-    def __enter__(self) -> Checkpointer:
+    def __enter__(self) -> "Checkpointer":
         return self
 
     def __exit__(self, *_: object) -> None:

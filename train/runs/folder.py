@@ -1,7 +1,5 @@
 """The folder of a run: its lock, configuration, versions, metrics, pictures and checkpoints."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """The terminal: the log, and a progress line."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings

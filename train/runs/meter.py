@@ -1,7 +1,5 @@
 """Measures the training loop; writes metrics.jsonl, validation.jsonl, TensorBoard, the log and the progress line."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -60,7 +58,7 @@ class Meter(Generic[R]):
         self._steps, self._since = 0, time.perf_counter()  # of the next row of metrics
         self._run_steps, self._run_since = 0, self._since  # of this process, without its first step
 
-    def __enter__(self) -> Meter[R]:
+    def __enter__(self) -> "Meter[R]":
         return self
 
     def __exit__(self, *_: object) -> None:

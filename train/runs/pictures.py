@@ -1,7 +1,5 @@
 """Pictures of a run: its views and its loss."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

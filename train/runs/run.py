@@ -1,7 +1,5 @@
 """What a run begins with: its ranks, its folder, its images, and the loader of their batches."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Iterator

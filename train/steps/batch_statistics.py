@@ -1,7 +1,5 @@
 """Running statistics of batch and instance norm under micro-batches and ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

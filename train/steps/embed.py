@@ -1,7 +1,5 @@
 """What `ExactStep` takes from a batch with two views of each sample: embeddings, and keypoints for the loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ micro-batches; take the loss of all embeddings and its gradient with respect to 
 each micro-batch's network. As many graphs of the first part are kept as memory allows; the others are built again.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field

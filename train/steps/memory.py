@@ -1,7 +1,5 @@
 """Measures free memory and the memory of autograd graphs."""
 
-from __future__ import annotations
-
 import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """The common part of training steps in micro-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
@@ -43,7 +41,7 @@ class MicroBatchStep:
     world: World = field(default_factory=World)
     share: range = field(init=False)
     own_work: Stopwatch = field(init=False, default_factory=Stopwatch)
-    _sums: GradientSums | None = field(init=False, default=None)
+    _sums: "GradientSums | None" = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         rank, world_size = self.world.rank, self.world.world_size

@@ -1,7 +1,5 @@
 """LARS around Adam, its parameter groups, and the learning rate over a run."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import re

@@ -1,7 +1,5 @@
 """The number formats of a network in training."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import torch

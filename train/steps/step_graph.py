@@ -1,7 +1,5 @@
 """The gradient of a step as CUDA graphs, each of which the host starts at once."""
 
-from __future__ import annotations
-
 import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -42,7 +40,7 @@ class _Recorder(World):
         self._stream = torch.cuda.Stream(world.device, priority=-1)  # type: ignore[no-untyped-call]
         self._recording = ExitStack()
 
-    def __enter__(self) -> _Recorder:
+    def __enter__(self) -> "_Recorder":
         self._begin_graph()
         return self
 

@@ -1,7 +1,5 @@
 """Sums time spans as measured on the device."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterator

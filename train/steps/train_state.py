@@ -1,7 +1,5 @@
 """What a checkpoint holds of a network in training, and the optimiser's part of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

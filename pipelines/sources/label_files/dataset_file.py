@@ -1,7 +1,5 @@
 """Reads files of a dataset, with errors in one line: arrays in JSON, and tables in CSV files."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

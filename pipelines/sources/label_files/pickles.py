@@ -4,8 +4,6 @@
 keeps plain data in their place. An array is made of these data at the end, by `numpy.frombuffer`, which checks them.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Keeps tables that take long to read in the user's cache."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

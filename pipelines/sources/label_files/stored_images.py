@@ -1,7 +1,5 @@
 """Finds the images of a list of names that are there, whatever their endings."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The command `pack` writes both, or only the index of tar files that another prog
 are read at their offsets, from a folder (`LocalTars`) or from an address (`RemoteTars`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

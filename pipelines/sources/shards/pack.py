@@ -1,7 +1,5 @@
 """Packs many small files into few large tar files, which are faster to read from any storage."""
 
-from __future__ import annotations
-
 import logging
 import re
 import tarfile

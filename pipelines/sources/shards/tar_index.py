@@ -1,7 +1,5 @@
 """The index of tar files, index.npz: where each image is, and its labels."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Reads images at their offsets in tar files, of a folder or at an address."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time
@@ -50,7 +48,7 @@ class RemoteTars(Store):
     A range that fails, or whose answer is cut, is asked for again a few times. Then it counts as a bad file.
     """
 
-    def __init__(self, folder: Folder, index: TarIndex) -> None:
+    def __init__(self, folder: "Folder", index: TarIndex) -> None:
         self._folder, self._index = folder, index
         self._has_read = self._has_failed = False
 

@@ -1,7 +1,5 @@
 """A server of S3 on this machine, and a proxy before it that fails on purpose."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Writes tiny datasets in the exact layouts of the published ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

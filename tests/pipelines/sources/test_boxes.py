@@ -1,7 +1,5 @@
 """Files of boxes: CSV with or without hands, and COCO; several hands in an image, left ones mirrored."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

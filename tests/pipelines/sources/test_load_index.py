@@ -1,7 +1,5 @@
 """The box that a configuration asks for."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Tar files: the same samples as from the files that were packed, tar files of other programs, and what is damaged."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os

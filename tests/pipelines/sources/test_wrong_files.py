@@ -1,7 +1,5 @@
 """Paths that may not be searched, pipes and odd names, which several sources could meet: one line each, of one kind."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

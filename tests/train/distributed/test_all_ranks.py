@@ -1,7 +1,5 @@
 """What fails on one rank fails on all, and each rank says so."""
 
-from __future__ import annotations
-
 import errno
 import os
 import platform

@@ -1,7 +1,5 @@
 """Ranks that do not come, hang or die end the others within the time limit."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

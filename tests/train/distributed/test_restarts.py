@@ -1,7 +1,5 @@
 """Under torchrun, a mistake of all ranks is one line of each, and a run that lost a rank is restarted."""
 
-from __future__ import annotations
-
 import platform
 import re
 import signal

@@ -1,7 +1,5 @@
 """Constant predictions: against closed forms, and what does not count."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2

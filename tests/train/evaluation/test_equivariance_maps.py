@@ -1,7 +1,5 @@
 """The maps of the equivariance error, for networks whose error is known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Intervals over runs: in closed form, and how often they hold the truth."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Views of validation, `evaluate` and `predict` are not augmented, whatever a run's geometry says; others are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A left hand is estimated as the right hand that a mirror shows: equal views give mirror images of the joints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

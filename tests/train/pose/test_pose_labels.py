@@ -1,7 +1,5 @@
 """Labels go through the matrix that made the view: pixels, keypoints, intrinsics and depths stay of one hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """The losses of fine-tuning, and their gradient over micro-batches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Prediction in pictures that nobody rendered: any kind, size and orientation gives a pose and a drawing."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report: one page that needs nothing else, whose figures are those of the files that it tells of."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Bad files of a run: counted exactly, on any number of ranks and over a resume; too many of them end it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """Checkpoints: whole, or not there; written while training goes on."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import suppress
 from pathlib import Path

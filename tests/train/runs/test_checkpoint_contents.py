@@ -1,7 +1,5 @@
 """A checkpoint that is undamaged and has wrong content ends in one line, and nothing in it is run."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

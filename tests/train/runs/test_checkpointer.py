@@ -1,7 +1,5 @@
 """A run's checkpoints: when they are due, while training goes on, and never of weights that are not finite."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

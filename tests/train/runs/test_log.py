@@ -1,7 +1,5 @@
 """What several ranks would say alike is printed once."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """The figures of a row of metrics, by a clock that the test moves."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One run at a time writes into a folder, what a kill leaves behind locks nothing, and its rows are whole."""
 
-from __future__ import annotations
-
 import os
 import platform
 from pathlib import Path
