@@ -1,6 +1,5 @@
 """Undoes a view's geometric augmentation in latent space, which makes the contrastive loss equivariant (PeCLR, 3.2)."""
 
-import math
 from collections.abc import Callable
 from typing import get_args
 
@@ -22,7 +21,6 @@ def build_undo(config: EquivarianceConfig, output_side_px: int) -> Callable[[Ten
     def undo(projection: Tensor, matrix: Tensor, source_to_view_px: Tensor) -> Tensor:
         translation_scale: Tensor | float = 1.0
         if config.variant == "upstream":  # the side of the source's cut-out over the output's
-            require_floats("source_to_view_px", source_to_view_px, (len(projection), 2, 3))
             translation_scale = _determinant(source_to_view_px[:, :, :2]).abs().rsqrt()  # (N,)
         return undo_view(
             projection,
@@ -89,8 +87,6 @@ def undo_view(
     for name, value, known in (("variant", variant, get_args(Variant)), ("range_", range_, get_args(Extent))):
         if value not in known:
             raise ValueError(f"{name} = {value!r}: expected one of {', '.join(known)}")
-    if isinstance(translation_scale, Tensor):
-        require_floats("translation_scale", translation_scale, (len(projection),))
     if variant == "none":
         return projection
     matrix = matrix.to(projection.dtype)
@@ -98,6 +94,7 @@ def undo_view(
     if variant == "upstream":
         points = F.normalize(projection).reshape(len(projection), -1, 2)  # (N, m, 2)
         if isinstance(translation_scale, Tensor):
+            require_floats("translation_scale", translation_scale, (len(projection),))
             translation_scale = translation_scale.to(points.dtype).view(-1, 1, 1)  # (N, 1, 1)
         points = points - translation_scale * shift * _range(points, "axis").detach()
         mean = points.mean(dim=1, keepdim=True).detach()  # (N, 1, 2)
@@ -105,13 +102,15 @@ def undo_view(
         return F.normalize(points.flatten(1))
     points = projection.reshape(len(projection), -1, 2)  # (N, m, 2)
     if variant == "direct":
-        if not (isinstance(output_side_px, int | float) and 0 <= output_side_px < math.inf):
-            raise ValueError(f'output_side_px = {output_side_px!r}: variant "direct" needs a view\'s side in pixels')
+        if output_side_px is None:
+            raise ValueError('output_side_px = None: variant "direct" needs a view\'s side in pixels')
         shift = shift * output_side_px
     else:
         extent = _range(points, range_)
         shift = shift * (extent.detach() if detach_range else extent)
-    return _map(_inverse(linear), points - shift).flatten(1)
+    (a, b), (c, d) = linear[:, 0].unbind(1), linear[:, 1].unbind(1)
+    adjugate = torch.stack([d, -b, -c, a], dim=1).view(-1, 2, 2)
+    return _map(adjugate / _determinant(linear)[:, None, None], points - shift).flatten(1)
 
 
 def _range(points: Tensor, kind: Extent) -> Tensor:
@@ -131,12 +130,6 @@ def _map(linear: Tensor, points: Tensor) -> Tensor:
 
 def _determinant(linear: Tensor) -> Tensor:
     return linear[:, 0, 0] * linear[:, 1, 1] - linear[:, 0, 1] * linear[:, 1, 0]
-
-
-def _inverse(linear: Tensor) -> Tensor:
-    (a, b), (c, d) = linear[:, 0].unbind(1), linear[:, 1].unbind(1)
-    adjugate = torch.stack([d, -b, -c, a], dim=1).view(-1, 2, 2)
-    return adjugate / _determinant(linear)[:, None, None]
 
 
 def _nearest_orthogonal(linear: Tensor) -> Tensor:

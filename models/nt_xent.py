@@ -82,14 +82,40 @@ def loss_at_chance(samples: int) -> tuple[float, str]:
 
 
 class _TiledCrossEntropy(torch.autograd.Function):
-    """Summed cross entropy of some anchors. Only the gradient is kept for the backward pass."""
+    """Summed cross entropy of some anchors' rows of the similarity matrix, and its gradient, a strip of rows at a time.
+
+    A row of the softmax needs no other row. So one pass gives the loss and its gradient, and the memory of a strip is
+    free again before the next strip. Only the gradient is kept for the backward pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, unit: Tensor, rows: range, temperature: float) -> Tensor:
         """The summed cross entropy, a scalar, of unit vectors (2N, D). The anchors are `rows` of both views."""
-        total, gradient = _in_tiles(unit, rows, temperature, with_gradient=ctx.needs_input_grad[0])
+        columns = len(unit)
+        samples = columns // 2
+        strip = max(1, TILE_ELEMENTS // columns)
+        gradient = torch.zeros_like(unit) if ctx.needs_input_grad[0] else None
+        total = unit.new_zeros(())
+        tile = unit.new_empty(min(strip, len(rows)), columns)  # one for all strips: a new one each would make it two
+        for anchor, positive in ((0, samples), (samples, 0)):  # where the anchors' view begins, and the other one
+            for first in range(rows.start, rows.stop, strip):
+                anchors = unit[anchor + first : anchor + min(first + strip, rows.stop)]  # (s, D)
+                weight = tile[: len(anchors)]  # (s, 2N): first the logits, in the end their softmax
+                torch.mm(anchors / temperature, unit.T, out=weight)
+                of_positive = weight.diagonal(positive + first)
+                weight.diagonal(anchor + first).fill_(float("-inf"))  # itself
+                highest = weight.amax(dim=1)
+                total += (highest - of_positive).sum()
+                weight.sub_(highest[:, None]).exp_()
+                normaliser = weight.sum(dim=1)
+                total += normaliser.log().sum()
+                if gradient is not None:
+                    weight.div_(normaliser[:, None])
+                    of_positive.sub_(1)
+                    gradient[anchor + first : anchor + first + len(anchors)].addmm_(weight, unit)
+                    gradient.addmm_(weight.T, anchors)
         if gradient is not None:
-            ctx.save_for_backward(gradient)
+            ctx.save_for_backward(gradient.div_(temperature))
         return total
 
     @staticmethod
@@ -99,38 +125,6 @@ class _TiledCrossEntropy(torch.autograd.Function):
             raise NotImplementedError("NTXent has no second derivatives: leave create_graph=True out")
         (gradient,) = ctx.saved_tensors
         return gradient * outer, None, None
-
-
-def _in_tiles(unit: Tensor, rows: range, temperature: float, *, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
-    """Summed cross entropy of some anchors' rows of the similarity matrix, and its gradient, a strip of rows at a time.
-
-    A row of the softmax needs no other row. So one pass gives the loss and its gradient, and the memory of a strip is
-    free again before the next strip.
-    """
-    columns = len(unit)
-    samples = columns // 2
-    strip = max(1, TILE_ELEMENTS // columns)
-    gradient = torch.zeros_like(unit) if with_gradient else None
-    total = unit.new_zeros(())
-    tile = unit.new_empty(min(strip, len(rows)), columns)  # one for all strips: a new one each would make it two
-    for anchor, positive in ((0, samples), (samples, 0)):  # where the anchors' view begins, and the other one
-        for first in range(rows.start, rows.stop, strip):
-            anchors = unit[anchor + first : anchor + min(first + strip, rows.stop)]  # (s, D)
-            weight = tile[: len(anchors)]  # (s, 2N): first the logits, in the end their softmax
-            torch.mm(anchors / temperature, unit.T, out=weight)
-            of_positive = weight.diagonal(positive + first)
-            weight.diagonal(anchor + first).fill_(float("-inf"))  # itself
-            highest = weight.amax(dim=1)
-            total += (highest - of_positive).sum()
-            weight.sub_(highest[:, None]).exp_()
-            normaliser = weight.sum(dim=1)
-            total += normaliser.log().sum()
-            if gradient is not None:
-                weight.div_(normaliser[:, None])
-                of_positive.sub_(1)
-                gradient[anchor + first : anchor + first + len(anchors)].addmm_(weight, unit)
-                gradient.addmm_(weight.T, anchors)
-    return total, None if gradient is None else gradient.div_(temperature)
 
 
 def require_floats(name: str, value: Any, shape: Sequence[int | str]) -> None:

@@ -139,14 +139,6 @@ class RootRefinement(nn.Module):
         return correction.squeeze(1)
 
 
-def build_head(config: PoseConfig, feature_dim: int) -> nn.Module:
-    """(N, feature_dim) -> (N, 3 K): x, y, depth of each keypoint; x and y as `PoseNetwork` reads them."""
-    outputs, hidden = 3 * len(HAND), config.hidden
-    if config.head == "linear":
-        return nn.Linear(feature_dim, outputs)
-    return nn.Sequential(nn.Linear(feature_dim, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs))
-
-
 class PoseNetwork(nn.Module):
     """Pixels and intrinsics in, poses out.
 
@@ -159,7 +151,11 @@ class PoseNetwork(nn.Module):
         self.config = config
         self.normalize = Normalize()
         self.encoder = encoder
-        self.head = build_head(config, encoder.feature_dim)
+        inputs, hidden, outputs = encoder.feature_dim, config.hidden, 3 * len(HAND)  # x, y, depth of each keypoint
+        if config.head == "linear":
+            self.head: nn.Module = nn.Linear(inputs, outputs)
+        else:
+            self.head = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs))
         self.refinement = RootRefinement() if config.refine else None
         self._root = HAND.keypoints.index(config.root)
 
@@ -184,28 +180,27 @@ class PoseNetwork(nn.Module):
 
     def from_features(self, features: Tensor, intrinsics: Tensor, *, side_px: int) -> PoseOutput:
         """Poses from `features` (N, D) for views of `side_px`; used with frozen encoders."""
-        raw = self.head(features)
+        raw = self.head(features)  # x and y in units of the side from the centre, and depth, of each keypoint
         raw = raw.to(torch.promote_types(raw.dtype, torch.float32)).unflatten(1, (len(HAND), 3))
         with torch.autocast(raw.device.type, enabled=False):
-            return self._to_3d(raw, intrinsics.to(raw.dtype), side_px)
-
-    def _to_3d(self, raw: Tensor, intrinsics: Tensor, side_px: int) -> PoseOutput:
-        """From the head's output (N, K, 3)."""
-        keypoints_px = (raw[..., :2] + 0.5) * side_px  # (N, K, 2)
-        is_root = torch.arange(len(HAND), device=raw.device) == self._root
-        relative_depth = raw[..., 2].masked_fill(is_root, 0)  # (N, K)
-        normalized = normalize_keypoints(keypoints_px, intrinsics)  # (N, K, 2)
-        # Without gradient, as in the authors' code: for a bone along the viewing ray it has no bound.
-        solved = solve_root_depth(normalized, relative_depth, HAND.reference_bone, least_discriminant=_FLOOR).detach()
-        root_depth = unrefined = solved.clamp(*ROOT_DEPTH_RANGE)
-        if self.refinement is not None:
-            # The refinement sees what the encoder sees: the mirrored hand, if the view is mirrored (det K' < 0).
-            determinant = intrinsics[:, 0, 0] * intrinsics[:, 1, 1] - intrinsics[:, 0, 1] * intrinsics[:, 1, 0]
-            seen_x = torch.where(determinant[:, None] < 0, -normalized[..., 0], normalized[..., 0])  # (N, K)
-            seen = torch.stack([seen_x, normalized[..., 1]], dim=2)  # (N, K, 2)
-            root_depth = unrefined + self.refinement(seen, relative_depth, unrefined)
-        joints = back_project(normalized, relative_depth + root_depth[:, None])
-        if self.config.first_keypoint == "palm":  # halfway between the wrist and middle_mcp, where the bone begins
-            wrist = 2 * joints[:, :1] - joints[:, HAND.reference_bone[0]][:, None]  # as in the authors' test code
-            joints = torch.cat([wrist, joints[:, 1:]], dim=1)
-        return PoseOutput(keypoints_px, relative_depth, root_depth, unrefined, joints)
+            intrinsics = intrinsics.to(raw.dtype)
+            keypoints_px = (raw[..., :2] + 0.5) * side_px  # (N, K, 2)
+            is_root = torch.arange(len(HAND), device=raw.device) == self._root
+            relative_depth = raw[..., 2].masked_fill(is_root, 0)  # (N, K)
+            normalized = normalize_keypoints(keypoints_px, intrinsics)  # (N, K, 2)
+            # Without gradient, as in the authors' code: for a bone along the viewing ray it has no bound.
+            solved = solve_root_depth(
+                normalized, relative_depth, HAND.reference_bone, least_discriminant=_FLOOR
+            ).detach()
+            root_depth = unrefined = solved.clamp(*ROOT_DEPTH_RANGE)
+            if self.refinement is not None:
+                # The refinement sees what the encoder sees: the mirrored hand, if the view is mirrored (det K' < 0).
+                determinant = intrinsics[:, 0, 0] * intrinsics[:, 1, 1] - intrinsics[:, 0, 1] * intrinsics[:, 1, 0]
+                seen_x = torch.where(determinant[:, None] < 0, -normalized[..., 0], normalized[..., 0])  # (N, K)
+                seen = torch.stack([seen_x, normalized[..., 1]], dim=2)  # (N, K, 2)
+                root_depth = unrefined + self.refinement(seen, relative_depth, unrefined)
+            joints = back_project(normalized, relative_depth + root_depth[:, None])
+            if self.config.first_keypoint == "palm":  # halfway between the wrist and middle_mcp, where the bone begins
+                wrist = 2 * joints[:, :1] - joints[:, HAND.reference_bone[0]][:, None]  # as in the authors' test code
+                joints = torch.cat([wrist, joints[:, 1:]], dim=1)
+            return PoseOutput(keypoints_px, relative_depth, root_depth, unrefined, joints)

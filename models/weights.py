@@ -132,9 +132,6 @@ def require_finite(state: Mapping[str, Tensor], origin: str) -> None:
             raise UserError(f"{origin}: {name} {found}. Name another file")
 
 
-_FAULTS_NAMED = 3
-
-
 def load_strictly(network: nn.Module, state: Mapping[str, Tensor], *, origin: str, model: str) -> None:
     """Load tensors by name: all that the network has, and no others.
 
@@ -154,7 +151,6 @@ def load_strictly(network: nn.Module, state: Mapping[str, Tensor], *, origin: st
             faults.append(f"{name} has numbers of {state[name].dtype}, and not of {tensor.dtype}")
     faults += [f"{name} is not known" for name in state if name not in own]
     if faults:
-        more = f", and {len(faults) - _FAULTS_NAMED} more" if len(faults) > _FAULTS_NAMED else ""
-        differences = ", ".join(faults[:_FAULTS_NAMED])
-        raise UserError(f"{origin} does not fit {model}: {differences}{more}. Name another file")
+        more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise UserError(f"{origin} does not fit {model}: {', '.join(faults[:3])}{more}. Name another file")
     network.load_state_dict(state)

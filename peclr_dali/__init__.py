@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from peclr_dali.models.nt_xent import AnchorLoss, NTXent
     from peclr_dali.pipelines.batch import Batch, View
     from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
-    from peclr_dali.pipelines.loader.epoch_loader import EpochLoader
-    from peclr_dali.pipelines.loader.make_loader import make_loader
+    from peclr_dali.pipelines.loader.epoch_loader import EpochLoader, make_loader
     from peclr_dali.pipelines.samples.index import Index
     from peclr_dali.pipelines.views.augmentation import AppearanceConfig, ColourConfig, GeometryConfig
     from peclr_dali.train.distributed.world import World, described_world, joined
@@ -38,8 +37,7 @@ _FOLDERS = {
     "models.nt_xent": ("AnchorLoss", "NTXent"),
     "pipelines.batch": ("Batch", "View"),
     "pipelines.config": ("DataConfig", "PipelinesConfig"),
-    "pipelines.loader.epoch_loader": ("EpochLoader",),
-    "pipelines.loader.make_loader": ("make_loader",),
+    "pipelines.loader.epoch_loader": ("EpochLoader", "make_loader"),
     "pipelines.samples.index": ("Index",),
     "pipelines.views.augmentation": ("AppearanceConfig", "ColourConfig", "GeometryConfig"),
     "train.distributed.world": ("World", "described_world", "joined"),

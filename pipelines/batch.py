@@ -1,15 +1,18 @@
-"""`View` and `Batch`: what the data path passes to training.
+"""`View` and `Batch`: what the data path passes to training, and the memory that they are made in.
 
 They are not frozen, because Lightning converts the types of tensors by writing into a copy.
 """
 
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.arrays import AnyArray, FloatArray
+from peclr_dali.pipelines.arrays import AnyArray, FloatArray, IntArray, PixelArray
 
 
 @dataclass(eq=False)
@@ -46,9 +49,6 @@ class Batch:
         bad: (K,) int64 on the CPU, rows of the index that could not be used while this batch was made, bad substitutes
             included; a row appears as often as it was tried.
         all_keypoints_px: the array `keypoints_px` of the whole index, not copied; use the method `keypoints_px`.
-
-    Raises:
-        ValueError: the tensors have different numbers of rows.
     """
 
     views: tuple[View, ...]
@@ -56,11 +56,6 @@ class Batch:
     positions: Tensor
     bad: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     all_keypoints_px: FloatArray | None = None
-
-    def __post_init__(self) -> None:
-        of_views = (tensor for view in self.views for tensor in vars(view).values())
-        if len(rows := {len(tensor) for tensor in (*of_views, self.samples, self.positions)}) > 1:
-            raise ValueError(f"the tensors of a batch have {sorted(rows)} rows, expected one number N in all of them")
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -83,8 +78,6 @@ class Batch:
         """
         if self.all_keypoints_px is None:
             raise UserError("the batch has no keypoints: its data has none. Use a labelled source (docs/datasets.md)")
-        if view >= len(self.views):
-            raise UserError(f"view = {view}: the batch has {len(self.views)} views, counted from 0")
         affine = self.views[view].source_to_view_px[:, None]  # (N, 1, 2, 3)
         points_px = to_device(self.all_keypoints_px[self.samples[:, view].numpy()], affine.device)
         # Written out, because autocast would run a product of matrices in 16 bits.
@@ -99,3 +92,53 @@ def to_device(array: AnyArray, device: torch.device) -> Tensor:
     """
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+class BatchMemory:
+    """Makes empty batches. On a CPU, the memory of pixels is used again, since the system would clear each new page.
+
+    Args:
+        rows: rows of a batch.
+        sides_px: the side of each view.
+        device: device of the batches.
+        made_on: device on which the pixels are made, from which they may be copied to `device`.
+        keypoints_px: those of the whole index.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        sides_px: Sequence[int],
+        device: torch.device,
+        made_on: torch.device,
+        keypoints_px: FloatArray | None = None,
+    ) -> None:
+        self._rows, self._sides_px, self._made_on, self._keypoints_px = rows, sides_px, made_on, keypoints_px
+        self._pin = device.type == "cuda"
+        self._spare: dict[int, list[PixelArray]] = {side_px: [] for side_px in sides_px}
+
+    def batch(self, positions: IntArray) -> Batch:
+        """A batch with uninitialised tensors for the views and samples at some positions (N,)."""
+        return Batch(
+            tuple(View(self._pixels(side_px), self._matrices(), self._matrices()) for side_px in self._sides_px),
+            torch.empty(self._rows, len(self._sides_px), dtype=torch.int64),
+            torch.from_numpy(positions),
+            all_keypoints_px=self._keypoints_px,
+        )
+
+    def _matrices(self) -> Tensor:
+        return torch.empty(self._rows, 2, 3, pin_memory=self._pin)
+
+    def _pixels(self, side_px: int) -> Tensor:
+        """(N, 3, S, S) uint8, channels-last in memory."""
+        shape = self._rows, side_px, side_px, 3
+        if self._pin or self._made_on.type == "cuda":
+            pin = self._made_on.type == "cpu"
+            pixels = torch.empty(shape, dtype=torch.uint8, device=self._made_on, pin_memory=pin)
+        else:
+            spare = self._spare[side_px]
+            buffer = spare.pop() if spare else np.empty(shape, np.uint8)  # NumPy asks for huge pages
+            lent = buffer.view()  # lives as long as a tensor shares its memory; the buffer outlives it
+            weakref.finalize(lent, spare.append, buffer).atexit = False
+            pixels = torch.from_numpy(lent)
+        return pixels.permute(0, 3, 1, 2)

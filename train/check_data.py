@@ -29,7 +29,7 @@ from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.runner import FileDecoder
 from peclr_dali.pipelines.render.settings import Settings, choose_settings
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.validate import find_faults
+from peclr_dali.pipelines.samples.rules import find_faults
 from peclr_dali.pipelines.sources import write_bad_list
 
 DOES_NOT_DECODE: Final = "its compressed data does not decode"

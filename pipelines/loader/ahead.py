@@ -9,7 +9,7 @@ from contextlib import suppress
 import torch
 
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.loader.read import CLOSED
+from peclr_dali.pipelines.loader.prepare import CLOSED
 
 
 class Ahead:

@@ -1,6 +1,6 @@
 """The loader: a stream of batches from any step on. Its stages stand in a row:
 
-    positions -> samples (samples/order.py) -> files (read.py) -> plan (planner.py)
+    positions -> samples (samples/order.py) -> files -> plan (prepare.py)
         -> decoded images (render/runner.py) -> views (render/renderers.py)
 
 A `Chunk` (render/chunk.py) passes through all of them. The last stage writes its views into rows of the step's batch.
@@ -17,13 +17,10 @@ import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
-from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.batch import Batch, BatchMemory
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.loader.ahead import Ahead
-from peclr_dali.pipelines.loader.batch_memory import BatchMemory
-from peclr_dali.pipelines.loader.planner import Planner
-from peclr_dali.pipelines.loader.quarantine import Quarantine
-from peclr_dali.pipelines.loader.read import FileReader, Reader
+from peclr_dali.pipelines.loader.prepare import FileReader, Planner, Quarantine, Reader
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.renderers import make_renderer
 from peclr_dali.pipelines.render.runner import FileDecoder, Outputs, run_chunks
@@ -114,7 +111,7 @@ class Loader:
         self._renderer = make_renderer(settings, augmentations)
         sides_px = [augmentation.geometry.side_px for augmentation in augmentations]
         made_on = device if settings.device == "gpu" else torch.device("cpu")
-        self._memory = BatchMemory(index, rows, sides_px, device, made_on)
+        self._memory = BatchMemory(rows, sides_px, device, made_on, index.keypoints_px)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's rows of the batch of every step, in order.

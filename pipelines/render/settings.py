@@ -18,8 +18,7 @@ from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.files.check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
-from peclr_dali.pipelines.views.plan import MAX_HALVINGS, most_halvings
-from peclr_dali.pipelines.views.regions import LEAST_PIXELS
+from peclr_dali.pipelines.views.plan import LEAST_PIXELS, MAX_HALVINGS, most_halvings
 
 _CHUNK_BYTES = 2**28
 """Largest size of a chunk's decoded images, in bytes. A few chunks are in memory at once."""

@@ -10,7 +10,7 @@ import functools
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,8 +84,6 @@ class EpochOrder(Order):
     """
 
     def __init__(self, count: int, length: int, *, seed: int, fixed: IntArray | None = None) -> None:
-        if not 0 < length <= count:
-            raise ValueError(f"an epoch of {length} places cannot be drawn from {count} samples without repeating")
         self.count, self.length, self.seed = count, length, seed
         self._fixed = fixed
         self._laps = _Laps(count, 0, seed=seed, source=0)
@@ -114,8 +112,6 @@ class MixtureOrder(Order):
 
     def __init__(self, counts: Sequence[int], rows: Sequence[int], length: int, *, seed: int) -> None:
         self._batch = sum(rows)
-        if length <= 0 or length % self._batch:
-            raise ValueError(f"an epoch of {length} places is not one of whole batches of {self._batch}")
         self.length, self.seed = length, seed
         self._first = np.cumsum([0, *counts])
         self._rows = np.array(rows, np.int64)
@@ -159,7 +155,12 @@ class _Laps:
         self._count = count
         self._apart = apart if count >= 3 * apart else 0
         self._seed, self._source = seed, source
-        self.lap = _keep(self._made)
+        self._kept, self._lock = functools.lru_cache(maxsize=4)(self._made), threading.Lock()
+
+    def lap(self, number: int) -> IntArray:
+        """The samples (count,) int64 in the order of a lap. Four are kept: those of successive laps."""
+        with self._lock:  # each reader thread would make the same shuffle
+            return self._kept(number)
 
     def samples(self, numbers: IntArray) -> IntArray:
         """The samples (N,) int64 at the places `numbers` (N,) of this endless order, in [0, count)."""
@@ -171,7 +172,8 @@ class _Laps:
         return samples
 
     def _shuffled(self, lap: int) -> IntArray:
-        return _permutation(self._seed, self._source, self._count, lap)
+        bits = philox(self._seed, Stream.ORDER, epoch=lap, view=self._source)
+        return np.random.Generator(bits).permutation(self._count)
 
     def _made(self, lap: int) -> IntArray:
         order = self._shuffled(lap)
@@ -183,22 +185,6 @@ class _Laps:
             later = self._apart + np.flatnonzero(~just_seen[order[self._apart : -self._apart]])[: len(early)]
             order[early], order[later] = order[later], order[early]
         return order
-
-
-def _permutation(seed: int, source: int, count: int, epoch: int) -> IntArray:
-    """The samples of a source in the order of an epoch, or of one of its laps."""
-    return np.random.Generator(philox(seed, Stream.ORDER, epoch=epoch, view=source)).permutation(count)
-
-
-def _keep(shuffle: Callable[[int], IntArray]) -> Callable[[int], IntArray]:
-    """Keep four shuffles: those of successive epochs or laps."""
-    kept, lock = functools.lru_cache(maxsize=4)(shuffle), threading.Lock()
-
-    def keeping(number: int) -> IntArray:
-        with lock:  # each reader thread would make the same shuffle
-            return kept(number)
-
-    return keeping
 
 
 def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:

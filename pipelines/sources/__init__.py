@@ -13,10 +13,9 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import parse_json
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import SOURCES, DataConfig, is_address
-from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.samples.index import Index, join
+from peclr_dali.pipelines.samples.rules import validate
 from peclr_dali.pipelines.samples.subsets import in_fraction
-from peclr_dali.pipelines.samples.validate import validate
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.pipelines.sources.pairs import partners_of
 from peclr_dali.writing import write_text

@@ -22,9 +22,8 @@ from peclr_dali.pipelines.samples.index import Index, read_file
 from peclr_dali.pipelines.samples.subsets import refuse_key
 from peclr_dali.pipelines.sources.boxes import squares_around
 from peclr_dali.pipelines.sources.label_files.coco_json import Entries
-from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.label_files.dataset_file import Tables, dataset_file, remembered
 from peclr_dali.pipelines.sources.label_files.pickles import VERTICES, keypoint_regressor, read_regressor
-from peclr_dali.pipelines.sources.label_files.remembered import Tables, remembered
 from peclr_dali.pipelines.sources.label_files.stored_images import image_name, stored_images
 
 _SAME_SHAPE = 0.01

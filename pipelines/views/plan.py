@@ -7,7 +7,7 @@ keypoints and is undone in the embeddings comes from this plan; no other code co
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntA
 from peclr_dali.pipelines.files.image_file import stored_to_upright_px, upright_size_px
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.pipelines.views.draws import Draw
-from peclr_dali.pipelines.views.regions import find_regions
 
 HALVE_BELOW: Final = math.sqrt(0.5)
 """Magnification below which a view samples a halved source; the same limit holds for each further halving."""
@@ -26,6 +25,15 @@ MAX_HALVINGS: Final = 6
 
 _ROUNDED: Final = 1 + 1e-6
 """Largest factor by which a view exceeds its ranges, since draws and boxes are float32."""
+
+LEAST_PIXELS: Final = 2**18
+"""Images with fewer pixels are decoded whole: a region would save little."""
+
+LARGEST_SHARE: Final = 0.8
+"""Largest share of the image's area; decoding a larger region takes as long as the whole image."""
+
+_MARGIN_PX: Final = 2
+"""Pixels added around a region: decoders that interpolate chroma may differ at its border."""
 
 
 @dataclass(frozen=True)
@@ -80,52 +88,49 @@ def plan_views(
     """
     if image is None:
         image = np.tile(np.arange(len(size_px)), (len(draws), 1))
-    box = _boxes(size_px, orientation, box_px)
+    upright_px = upright_size_px(size_px, orientation)
+    whole_px = np.column_stack([upright_px[:, ::-1] / 2, upright_px.max(axis=1)])
+    box = np.where(box_px[:, 2:] > 0, box_px, whole_px)
     mirrored = np.zeros(len(box), bool) if mirror is None else mirror
-    to_upright = stored_to_upright_px(size_px, orientation)
-    views, stored_to_view = [], []
+    to_upright = stored_to_upright_px(size_px, orientation).astype(np.float64)
+    matrices, source_to_view, stored_to_view = [], [], []
     halvings = np.zeros(image.shape, np.int64)
     for shown, table, geometry, halved in zip(image, draws, geometries, halvings, strict=True):
-        view = _compose(box[shown], table.astype(np.float64), geometry.side_px, mirrored[shown])
+        matrix, to_view, magnification = _compose(
+            box[shown], table.astype(np.float64), geometry.side_px, mirrored[shown]
+        )
         if geometry.antialias:
-            halved[:] = count_halvings(size_px[shown], view.magnification)
-        views.append(view)
-        stored_to_view.append(_after(view.source_to_view_px, to_upright[shown]))
+            halved[:] = count_halvings(size_px[shown], magnification)
+        matrices.append(matrix)
+        source_to_view.append(to_view)
+        composed = to_view[:, :, :2] @ to_upright[shown]
+        composed[:, :, 2] += to_view[:, :, 2]
+        stored_to_view.append(composed)
     sides_px = [geometry.side_px for geometry in geometries]
     start_px, shape_px = find_regions(size_px, image, stored_to_view, halvings, sides_px, croppable)
-    decoded_to_view = [
-        _from_decoded(matrix, start_px[shown], halved)
-        for shown, matrix, halved in zip(image, stored_to_view, halvings, strict=True)
-    ]
+    decoded_to_view = np.stack(stored_to_view)  # (V, N, 2, 3)
+    decoded_to_view[..., 2] += np.einsum("vnij,vnj->vni", decoded_to_view[..., :2], start_px[image][..., ::-1])
+    decoded_to_view[..., :2] *= 2.0 ** halvings[..., None, None]
     return Plan(
         image,
         start_px,
         shape_px,
         np.stack(draws),
-        np.stack([view.matrix for view in views]).astype(np.float32),
-        np.stack([view.source_to_view_px for view in views]).astype(np.float32),
-        np.stack(decoded_to_view).astype(np.float32),
+        np.stack(matrices).astype(np.float32),
+        np.stack(source_to_view).astype(np.float32),
+        decoded_to_view.astype(np.float32),
         halvings,
     )
 
 
-def _boxes(size_px: IntArray, orientation: IntArray, box_px: FloatArray | DoubleArray) -> DoubleArray:
-    """Boxes (N, 3) without sides of 0: those become the square around the whole image."""
-    upright_px = upright_size_px(size_px, orientation)
-    whole_px = np.column_stack([upright_px[:, ::-1] / 2, upright_px.max(axis=1)])
-    return np.where(box_px[:, 2:] > 0, box_px, whole_px)
+def _compose(
+    box: DoubleArray, table: DoubleArray, side_px: int, mirror: BoolArray
+) -> tuple[DoubleArray, DoubleArray, DoubleArray]:
+    """Compose the matrices of one view of N rows, from boxes (N, 3) whose side is not 0.
 
-
-class _Composed(NamedTuple):
-    """Matrices of one view of N rows, (N, 2, 3) float64, and its magnification of the source, (N,)."""
-
-    matrix: DoubleArray
-    source_to_view_px: DoubleArray
-    magnification: DoubleArray
-
-
-def _compose(box: DoubleArray, table: DoubleArray, side_px: int, mirror: BoolArray) -> _Composed:
-    """Compose the matrices of one view of N rows, from boxes (N, 3) whose side is not 0."""
+    Returns:
+        The augmentation and the map from source to view pixels, (N, 2, 3), and the magnification of the source, (N,).
+    """
     angle, magnification = np.deg2rad(table[:, Draw.ANGLE_DEG]), table[:, Draw.MAGNIFICATION]
     matrix = np.empty((len(box), 2, 3))
     matrix[:, 0, 0] = matrix[:, 1, 1] = magnification * np.cos(angle)
@@ -135,7 +140,12 @@ def _compose(box: DoubleArray, table: DoubleArray, side_px: int, mirror: BoolArr
     # Another linear map is multiplied here; if it changes areas, `magnification` has to know.
     matrix[:, :, 2] = table[:, [Draw.SHIFT_X_FRAC, Draw.SHIFT_Y_FRAC]]
     if table[:, Draw.CROP].any():
-        magnification = _crop_first(matrix, magnification, table)
+        cropped = table[:, Draw.CROP] > 0  # u -> (u - k) / c comes before the matrix: k is the centre, c the side
+        side = np.where(cropped, table[:, Draw.CROP_SIDE_FRAC], 1)
+        centre = np.where(cropped[:, None], table[:, [Draw.CROP_X_FRAC, Draw.CROP_Y_FRAC]], 0)
+        matrix[:, :, :2] /= side[:, None, None]
+        matrix[:, :, 2] -= np.einsum("nij,nj->ni", matrix[:, :, :2], centre)
+        magnification = magnification / side
 
     scale = side_px / box[:, 2]  # output pixels per source pixel before the augmentation
     to_view = np.empty_like(matrix)
@@ -143,20 +153,7 @@ def _compose(box: DoubleArray, table: DoubleArray, side_px: int, mirror: BoolArr
     to_view[mirror, :, 0] *= -1
     center = np.einsum("nij,nj->ni", to_view[:, :, :2], box[:, :2])
     to_view[:, :, 2] = side_px * (matrix[:, :, 2] + 0.5) - center
-    return _Composed(matrix, to_view, scale * magnification)
-
-
-def _crop_first(matrix: DoubleArray, magnification: DoubleArray, table: DoubleArray) -> DoubleArray:
-    """Put the crop of the canonical view, u -> (u - k) / c, before `matrix` (N, 2, 3), which is changed in place.
-
-    k is the crop's centre and c its side. Returns the new magnification (N,).
-    """
-    cropped = table[:, Draw.CROP] > 0
-    side = np.where(cropped, table[:, Draw.CROP_SIDE_FRAC], 1)
-    center = np.where(cropped[:, None], table[:, [Draw.CROP_X_FRAC, Draw.CROP_Y_FRAC]], 0)
-    matrix[:, :, :2] /= side[:, None, None]
-    matrix[:, :, 2] -= np.einsum("nij,nj->ni", matrix[:, :, :2], center)
-    return magnification / side
+    return matrix, to_view, scale * magnification
 
 
 def count_halvings(size_px: IntArray, magnification: DoubleArray) -> IntArray:
@@ -182,24 +179,64 @@ def most_halvings(box_px: FloatArray, geometry: GeometryConfig) -> int:
     return int(count_halvings(np.full((1, 2), 2**MAX_HALVINGS * 4), magnification)[0])
 
 
-def _after(outer: DoubleArray, inner: npt.NDArray[np.number]) -> DoubleArray:
-    """Compose maps (N, 2, 3); `inner` is applied first."""
-    composed: DoubleArray = outer[:, :, :2] @ inner.astype(np.float64)
-    composed[:, :, 2] += outer[:, :, 2]
-    return composed
-
-
-def _from_decoded(stored_to_view: DoubleArray, start_px: IntArray, halvings: IntArray) -> DoubleArray:
-    """Turn maps (N, 2, 3) from stored pixels into maps from pixels of the decoded and halved region."""
-    matrix = stored_to_view.copy()
-    matrix[:, :, :2] *= 2.0 ** halvings[:, None, None]
-    matrix[:, :, 2] += np.einsum("nij,nj->ni", stored_to_view[:, :, :2], start_px[:, ::-1])
-    return matrix
-
-
 def _least_magnification_px(geometry: GeometryConfig) -> float:
     """The smallest magnification over all draws, in pixels of a view per side of the box with its margin."""
     least = 1 / geometry.scale[1] if geometry.scale_is == "margin" else geometry.scale[0]
     if geometry.crop_probability == 1:
         least /= geometry.crop_side_frac[1]
     return geometry.side_px * least / _ROUNDED
+
+
+def find_regions(
+    size_px: IntArray,
+    image: IntArray,
+    stored_to_view_px: Sequence[npt.NDArray[np.float64]],
+    halvings: IntArray,
+    sides_px: Sequence[int],
+    croppable: BoolArray | None,
+) -> tuple[IntArray, IntArray]:
+    """The region of each of M images that V views of N rows show, or the whole image if a region saves no time.
+
+    A region is the smallest with all pixels that the views sample, in blocks of 2^halvings pixels. The decoder still
+    reads the entropy-coded data before it. It skips the transform and colour conversion outside the region, and all
+    data behind the region's last row. The pixels are bit-equal to a decoded whole image. Views may differ by some
+    levels before the colour jitter, since the warp computes in float32 from another origin.
+
+    Args:
+        size_px: (M, 2) heights and widths of the images as stored.
+        image: (V, N) the image that each view shows.
+        stored_to_view_px: per view, (N, 2, 3) from stored pixels to view pixels.
+        halvings: (V, N) number of halvings of the image for each view.
+        sides_px: per view, its side.
+        croppable: (M,) whether a region of the image can be decoded faster than the whole; None: decode whole images.
+
+    Returns:
+        First row and column of each region, and its height and width, (M, 2) each.
+    """
+    if croppable is None or not croppable.any():
+        return np.zeros_like(size_px), size_px
+    most_halvings = np.zeros(len(size_px), np.int64)
+    for shown, halved in zip(image, halvings, strict=True):
+        most_halvings[shown] = np.maximum(most_halvings[shown], halved)
+    block_px = 2 ** most_halvings[:, None]  # so that halving combines the same pixels as in the whole image
+    corners = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], np.float64)
+    low, high = np.full(size_px.shape, np.inf), np.full(size_px.shape, -np.inf)
+    with np.errstate(all="ignore"):  # views that reach too far are refused when they are made
+        for shown, matrices, side_px in zip(image, stored_to_view_px, sides_px, strict=True):
+            (a, b, u), (c, d, v) = matrices.transpose(1, 2, 0)[..., None]
+            x, y = side_px * corners[:, 0] - u, side_px * corners[:, 1] - v  # (N, 4)
+            determinant = a * d - b * c
+            reached = np.stack([a * y - c * x, d * x - b * y], axis=1) / determinant[:, None]  # (N, 2, 4): y, x
+            low[shown] = np.minimum(low[shown], reached.min(axis=2))
+            high[shown] = np.maximum(high[shown], reached.max(axis=2))
+        margin = 2 * block_px + _MARGIN_PX  # two pixels for the warp's interpolation
+        bounded = np.isfinite(low) & np.isfinite(high)
+        low = np.where(bounded, np.clip(low - margin, 0, size_px), 0)
+        high = np.where(bounded, np.clip(high + margin, 0, size_px), size_px)
+    least = 4 * block_px
+    start_px = np.minimum(np.floor(low).astype(np.int64), np.maximum(size_px - least, 0)) // block_px * block_px
+    stop_px = -(-np.maximum(np.ceil(high).astype(np.int64), start_px + least) // block_px) * block_px
+    shape_px = np.minimum(stop_px, size_px) - start_px
+    pixels = size_px.prod(axis=1)
+    pays = croppable & (pixels >= LEAST_PIXELS) & (shape_px.prod(axis=1) < LARGEST_SHARE * pixels)
+    return np.where(pays[:, None], start_px, 0), np.where(pays[:, None], shape_px, size_px)

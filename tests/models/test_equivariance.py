@@ -160,7 +160,6 @@ def test_a_matrix_that_is_not_finite_is_named(wrong: float) -> None:
         undo_view(torch.ones(2, 4), random_affine(2) + torch.tensor([[0, 0, 0], [0, 0, wrong]]))
 
 
-@pytest.mark.parametrize("side_px", [None, -1, float("nan"), float("inf")])
-def test_shifts_in_pixels_need_a_side(side_px: float | None) -> None:
-    with pytest.raises(ValueError, match=f'output_side_px = {side_px}: variant "direct" needs'):
-        undo_view(torch.ones(2, 4), random_affine(2), "direct", output_side_px=side_px)
+def test_shifts_in_pixels_need_a_side() -> None:
+    with pytest.raises(ValueError, match='output_side_px = None: variant "direct" needs'):
+        undo_view(torch.ones(2, 4), random_affine(2), "direct")

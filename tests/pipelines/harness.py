@@ -16,7 +16,7 @@ from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.loader.loader import Loader, build_loader
-from peclr_dali.pipelines.loader.quarantine import Quarantine
+from peclr_dali.pipelines.loader.prepare import Quarantine
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.renderers import make_renderer

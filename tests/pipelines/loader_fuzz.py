@@ -25,8 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peclr_dali.pipelines.loader.quarantine import Quarantine
-from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS
+from peclr_dali.pipelines.loader.prepare import SUBSTITUTE_ATTEMPTS, Quarantine
 from peclr_dali.pipelines.samples.order import EpochOrder
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
 from tests.pipelines.harness import NO_COLOUR, index_of, load

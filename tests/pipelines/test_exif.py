@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import read_orientation, stored_to_upright_px, upright_size_px
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
-from peclr_dali.pipelines.views.regions import LEAST_PIXELS
+from peclr_dali.pipelines.views.plan import LEAST_PIXELS
 from tests.pipelines.harness import (
     NO_COLOUR,
     RENDERERS,

@@ -20,8 +20,7 @@ from PIL import Image as PillowImage
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.loader.quarantine import Quarantine
-from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS
+from peclr_dali.pipelines.loader.prepare import SUBSTITUTE_ATTEMPTS, Quarantine
 from peclr_dali.pipelines.samples.index import Bytes, Index, Store, _read_or_error, read_file
 from peclr_dali.pipelines.samples.order import EpochOrder, Order
 from peclr_dali.pipelines.samples.partners import of_same_group
@@ -213,7 +212,7 @@ def failing(folder: Index, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], S
                 return [_read_or_error(f"{folder.root}/{folder.paths[row]}") for row in rows]
 
         monkeypatch.setattr("peclr_dali.pipelines.samples.index.read_file", read)
-        monkeypatch.setattr("peclr_dali.pipelines.loader.read.read_sound_jpegs", lambda paths: [None] * len(paths))
+        monkeypatch.setattr("peclr_dali.pipelines.loader.prepare.read_sound_jpegs", lambda paths: [None] * len(paths))
         return Files()
 
     return fail

@@ -14,8 +14,7 @@ from scipy.stats import chisquare
 from peclr_dali import DataConfig, make_loader
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.samples.index import Index, join
 from peclr_dali.pipelines.samples.order import EpochOrder
 from peclr_dali.pipelines.samples.partners import Partners, of_pairs, of_same_group
 from peclr_dali.pipelines.sources import load_index

@@ -92,7 +92,7 @@ def test_the_loader_decodes_regions_by_itself(
         shares.append(float((plan.shape_px < size_px).any(axis=1).mean()))
         return plan
 
-    monkeypatch.setattr("peclr_dali.pipelines.loader.planner.plan_views", counted)
+    monkeypatch.setattr("peclr_dali.pipelines.loader.prepare.plan_views", counted)
 
     def batches(decode: Literal["auto", "whole"]) -> list[Batch]:
         shares.clear()

@@ -14,8 +14,7 @@ from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, refuse_amon
 from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
-from peclr_dali.pipelines.samples.rules import LEAST_FOCAL_PX
-from peclr_dali.pipelines.samples.validate import validate
+from peclr_dali.pipelines.samples.rules import LEAST_FOCAL_PX, validate
 from peclr_dali.pipelines.sources.boxes import squares_around
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.train.distributed.world import single_process

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.loader.quarantine import Quarantine
+from peclr_dali.pipelines.loader.prepare import Quarantine
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.runs.run import AnyRun
 from peclr_dali.writing import write_text

@@ -13,7 +13,7 @@ import torch
 from peclr_dali.machine import available_cores
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.pipelines.loader.loader import Loader, build_loader
-from peclr_dali.pipelines.loader.quarantine import Quarantine
+from peclr_dali.pipelines.loader.prepare import Quarantine
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
 from peclr_dali.pipelines.samples.shares import micro_batch_share

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.samples.index import Index, join
 from peclr_dali.pipelines.samples.partners import of_pairs
 from peclr_dali.pipelines.sources import load_index, write_bad_list
 from tests.pipelines.sources.layouts import write_image

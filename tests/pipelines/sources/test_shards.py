@@ -20,9 +20,8 @@ import webdataset  # type: ignore[import-untyped]
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.loader.quarantine import Quarantine
-from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.loader.prepare import Quarantine
+from peclr_dali.pipelines.samples.index import Index, join
 from peclr_dali.pipelines.samples.order import build_order
 from peclr_dali.pipelines.sources import load_index, write_bad_list
 from peclr_dali.pipelines.sources.folder import load_folder

@@ -12,9 +12,8 @@ import torch
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.loader.read import SUBSTITUTE_ATTEMPTS
-from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.join import join
+from peclr_dali.pipelines.loader.prepare import SUBSTITUTE_ATTEMPTS
+from peclr_dali.pipelines.samples.index import Index, join
 from peclr_dali.pipelines.samples.order import EpochOrder
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
