@@ -42,11 +42,6 @@ _OTHER_KINDS = (
 )
 """Offset, bytes there, and what such a file is."""
 
-# A Huffman-coded scan spends at least one bit on each 8 x 8 block, so one byte codes at most 8 * 64 pixels.
-_JPEG_PIXELS_PER_BYTE = 512
-
-SOUND = 0
-NO_JPEG = 1
 JPEG_FAULTS = {
     2: "JPEG cut in its header after {size} bytes",
     3: "JPEG without a marker at byte {at}",
@@ -62,7 +57,7 @@ JPEG_FAULTS = {
     13: "JPEG header of {first} pixels in a file of only {size} bytes",
     14: "JPEG cut after {size} bytes: no end marker",
 }
-"""Result of `walk_jpeg` other than `SOUND` and `NO_JPEG` -> message, given its numbers and the file's size in bytes."""
+"""Result of `walk_jpeg`, but for 0 (sound) and 1 (no JPEG) -> message, given its numbers and the file's bytes."""
 
 
 def check_image(data: bytes | PixelArray) -> ImageFile:
@@ -75,27 +70,23 @@ def check_image(data: bytes | PixelArray) -> ImageFile:
     """
     array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.ascontiguousarray(data)
     fault, at, first, second = walk_jpeg(array)
-    if fault == SOUND:
+    if fault == 0:
         return ImageFile(array, (first, second), at)
-    if fault != NO_JPEG:
+    if fault != 1:
         raise BadImage(JPEG_FAULTS[fault].format(at=at, first=first, second=second, size=len(array)))
     data = array.tobytes()
     if data.startswith(PNG_START):
         return check_png(data)
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return check_webp(data)
-    raise BadImage(_kind_of(data))
-
-
-def _kind_of(data: bytes) -> str:
     if not data:
-        return "empty file"
-    for at, magic, kind in _OTHER_KINDS:
-        if data.startswith(magic, at):
-            return kind
+        raise BadImage("empty file")
+    for start, magic, kind in _OTHER_KINDS:
+        if data.startswith(magic, start):
+            raise BadImage(kind)
     if data[:256].lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
-        return "HTML or XML, not an image"
-    return f"bytes of an unknown kind, which begin with {data[:12]!r}"
+        raise BadImage("HTML or XML, not an image")
+    raise BadImage(f"bytes of an unknown kind, which begin with {data[:12]!r}")
 
 
 def image_sizes_px(read: Callable[[T], bytes], images: Iterable[T], *, stored: bool = False) -> IntArray:
@@ -125,7 +116,7 @@ def walk_jpeg(data: Any) -> tuple[int, int, int, int]:
     """Follow the segments of a JPEG, (bytes,) uint8, up to its first scan, and search its end marker backwards.
 
     Returns:
-        A fault, its byte offset, and two numbers for its message. Without a fault: `SOUND`, the Exif orientation,
+        A fault, its byte offset, and two numbers for its message. Without a fault: 0, the Exif orientation,
         height and width.
     """
     size = data.size
@@ -176,7 +167,8 @@ def walk_jpeg(data: Any) -> tuple[int, int, int, int]:
         at = end
     if not frame:
         return 8, at, 0, 0
-    if frame <= 0xC2 and width * height > _JPEG_PIXELS_PER_BYTE * size:
+    # A Huffman-coded scan spends at least one bit on each 8 x 8 block, so one byte codes at most 8 * 64 pixels.
+    if frame <= 0xC2 and width * height > 512 * size:
         return 13, at, width * height, 0
     for last in range(size - 2, end - 1, -1):
         if data[last] == 0xFF and data[last + 1] == 0xD9:
@@ -201,9 +193,6 @@ _close: Any = types.ExternalFunction("close", types.int32(types.int32))
 _HOW = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 """Flags to open a file without waiting: a pipe without a writer would block."""
 
-_USUAL_BYTES = 2**15
-"""Initial buffer for each file, in bytes. Memory pages that are not written cost nothing."""
-
 
 def read_sound_jpegs(paths: Sequence[str]) -> list[ImageFile | None]:
     """Read files that `peclr_dali.pipelines.files.check.check_image` accepts as JPEGs.
@@ -216,7 +205,7 @@ def read_sound_jpegs(paths: Sequence[str]) -> list[ImageFile | None]:
         raise ValueError("a path with a zero byte names no file")
     name_starts = np.concatenate([[0], name_stops[:-1] + 1])
     read: list[ImageFile | None] = []
-    room = _USUAL_BYTES * len(paths)
+    room = 2**15 * len(paths)  # memory pages that are not written cost nothing
     while len(read) < len(paths):
         memory = np.empty(room, np.uint8)
         found = np.zeros((len(paths), 5), np.int64)

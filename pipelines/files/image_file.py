@@ -69,10 +69,6 @@ def size_reason(kind: str, width: object, height: object) -> str:
     return f"{kind} header says {width} x {height} pixels; only images of {MIN_PIXELS} to {MAX_PIXELS} pixels are read"
 
 
-_ENTRY_BYTES = 12
-_ORIENTATION = 0x0112
-_SHORT = 3
-
 _UPRIGHT = np.array([
     [[1, 0], [0, 1]], [[-1, 0], [0, 1]], [[-1, 0], [0, -1]], [[1, 0], [0, -1]],
     [[0, 1], [1, 0]], [[0, -1], [1, 0]], [[0, -1], [-1, 0]], [[0, 1], [-1, 0]],
@@ -100,13 +96,13 @@ def read_orientation(exif: Any) -> int:
         return 1
     at = directory + 2
     for _ in range(_number(exif, directory, 2, little)):
-        if at + _ENTRY_BYTES > len(exif):
+        if at + 12 > len(exif):  # bytes of an entry
             return 1
-        if _number(exif, at, 2, little) == _ORIENTATION:
+        if _number(exif, at, 2, little) == 0x0112:
             kind, count = _number(exif, at + 2, 2, little), _number(exif, at + 4, 4, little)
             value: Any = _number(exif, at + 8, 2, little)
-            return value if kind == _SHORT and count == 1 and 1 <= value <= 8 else 1
-        at += _ENTRY_BYTES
+            return value if kind == 3 and count == 1 and 1 <= value <= 8 else 1
+        at += 12
     return 1
 
 

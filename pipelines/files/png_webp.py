@@ -8,15 +8,8 @@ import numpy as np
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile, read_orientation, require_pixels
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
-_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
-_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-# The bit of a chunk's name that marks it as not needed for the pixels.
-_PNG_ANCILLARY = 0x20
-# Deflate cannot compress by more than 1032.
-_PNG_BYTES_PER_BYTE = 1032
-
-_chunk = struct.Struct(">I4s").unpack_from
-_header = struct.Struct(">IIBBBBB").unpack_from
+_PNG_KINDS = {0: (1, (1, 2, 4, 8, 16)), 2: (3, (8, 16)), 3: (1, (1, 2, 4, 8)), 4: (2, (8, 16)), 6: (4, (8, 16))}
+"""Colour type -> channels, and their possible depths in bits."""
 
 
 def check_png(data: bytes) -> ImageFile:
@@ -33,7 +26,7 @@ def check_png(data: bytes) -> ImageFile:
     while kind != b"IEND":
         if at + 12 > size:
             raise BadImage(f"PNG cut after {size} bytes")
-        length, kind = _chunk(data, at)
+        length, kind = struct.unpack_from(">I4s", data, at)
         end = at + 8 + length
         if end + 4 > size:
             raise BadImage(f"PNG chunk at byte {at} has {length} bytes, more than the rest of the file ({size} bytes)")
@@ -42,35 +35,27 @@ def check_png(data: bytes) -> ImageFile:
         if kind == b"IHDR":
             if raw_bytes or length != 13:
                 raise BadImage(f"PNG header at byte {at} has {length} bytes, or is the second one")
-            raw_bytes = _png_raw_bytes(data, at + 8)
+            width, height, depth, colour, *methods = struct.unpack_from(">IIBBBBB", data, at + 8)
+            channels, depths = _PNG_KINDS.get(colour, (0, ()))
+            if depth not in depths or methods not in ([0, 0, 0], [0, 0, 1]):  # compression, filter, interlace
+                raise BadImage(
+                    f"PNG header has unknown values: depth {depth}, colour type {colour}, interlace {methods[2]}"
+                )
+            raw_bytes = require_pixels("PNG", width, height) * depth * channels // 8 or 1
         elif not raw_bytes:
             raise BadImage("PNG does not begin with its header")
         elif kind == b"IDAT":
             coded_bytes += length
         elif kind == b"eXIf":
             orientation = orientation or read_orientation(np.frombuffer(data[at + 8 : end], np.uint8))
-        if kind == b"tRNS" or not kind[0] & _PNG_ANCILLARY:
+        if kind == b"tRNS" or not kind[0] & 0x20:  # this bit marks what the pixels do not need
             kept.append(data[at : end + 4])
         at = end + 4
     if not coded_bytes:
         raise BadImage("PNG without image data")
-    if raw_bytes > _PNG_BYTES_PER_BYTE * coded_bytes:
+    if raw_bytes > 1032 * coded_bytes:  # Deflate cannot compress by more
         raise BadImage(f"PNG header says {raw_bytes} bytes of pixels, but the image data has only {coded_bytes} bytes")
-    width, height = _header(data, len(PNG_START) + 8)[:2]
     return ImageFile(np.frombuffer(b"".join(kept), np.uint8), (height, width), orientation or 1)
-
-
-def _png_raw_bytes(data: bytes, at: int) -> int:
-    width, height, depth, colour, compression, filtering, interlace = _header(data, at)
-    if depth not in _PNG_DEPTHS.get(colour, ()) or compression or filtering or interlace > 1:
-        raise BadImage(f"PNG header has unknown values: depth {depth}, colour type {colour}, interlace {interlace}")
-    return require_pixels("PNG", width, height) * depth * _PNG_CHANNELS[colour] // 8 or 1
-
-
-_WEBP_ANIMATED = 2
-_WEBP_ALPHA = 16
-
-_riff_chunk = struct.Struct("<4sI").unpack_from
 
 
 def check_webp(data: bytes) -> ImageFile:
@@ -79,7 +64,7 @@ def check_webp(data: bytes) -> ImageFile:
     Raises:
         BadImage: it is anything else.
     """
-    size, end = len(data), 8 + _riff_chunk(data, 0)[1]
+    size, end = len(data), 8 + struct.unpack_from("<4sI", data, 0)[1]
     if end > size:
         raise BadImage(f"WebP header says {end} bytes, but the file has {size} bytes")
     if end % 2:
@@ -89,17 +74,18 @@ def check_webp(data: bytes) -> ImageFile:
     while at < end:
         if at + 8 > end:
             raise BadImage(f"WebP cut in the chunk at byte {at}")
-        kind, length = _riff_chunk(data, at)
+        kind, length = struct.unpack_from("<4sI", data, at)
         body, after = at + 8, at + 8 + length + length % 2
         if after > end:
             raise BadImage(f"WebP chunk at byte {at} has {length} bytes, more than the rest of the file ({size} bytes)")
         if kind == b"VP8X":
             if at != 12 or length != 10:
                 raise BadImage(f"WebP canvas at byte {at} has {length} bytes; expected 10 bytes at byte 12")
-            if data[body] & _WEBP_ANIMATED:
+            if data[body] & 2:
                 raise BadImage("animated WebP is not read")
             canvas = tuple(int.from_bytes(data[body + side : body + side + 3], "little") + 1 for side in (4, 7))
-            kept += [data[at:body], bytes([data[body] & _WEBP_ALPHA]), data[body + 1 : after]]
+            # Of the flags only that of transparency is kept.
+            kept += [data[at:body], bytes([data[body] & 16]), data[body + 1 : after]]
         elif kind == b"EXIF":
             block = np.frombuffer(data[body : body + length].removeprefix(b"Exif\0\0"), np.uint8)
             orientation = orientation or read_orientation(block)

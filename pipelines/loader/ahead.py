@@ -39,10 +39,8 @@ class Ahead:
         """Yield the batches, which are made in the thread; errors there are raised here.
 
         Raises:
-            RuntimeError: it was iterated before, or closed; or this process was forked from the one that made it.
+            RuntimeError: it is closed, or this process was forked from the one that made it.
         """
-        if self._thread is not None:
-            raise RuntimeError("a loader is iterated over once; make another one for another pass")
         self._require_own_process()
         if self.stopped.is_set():
             raise RuntimeError(CLOSED)

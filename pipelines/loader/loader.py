@@ -20,7 +20,7 @@ from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.batch import Batch, BatchMemory
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.loader.ahead import Ahead
-from peclr_dali.pipelines.loader.prepare import FileReader, Planner, Quarantine, Reader
+from peclr_dali.pipelines.loader.prepare import Planner, Quarantine, Reader
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.renderers import make_renderer
 from peclr_dali.pipelines.render.runner import FileDecoder, Outputs, run_chunks
@@ -98,7 +98,7 @@ class Loader:
     ) -> None:
         self.settings, self.quarantine = settings, quarantine
         self._index, self._schedule = index, schedule
-        rows, chunks = len(schedule.rows), -(-len(schedule.rows) // settings.rows_in_chunk)
+        rows, chunks = len(schedule.rows), -(-len(schedule.rows) // (settings.chunk_size // settings.images_per_row))
         self._rows_of_chunks = [
             slice(int(part[0]), int(part[-1]) + 1) for part in np.array_split(np.arange(rows), chunks)
         ]
@@ -106,7 +106,7 @@ class Loader:
         self._ahead = Ahead(settings.ahead, stream)
         self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="read")
         self._order = schedule.order
-        self._reader = Reader(FileReader(index, quarantine, self._ahead.stopped), self._order, index.partners)
+        self._reader = Reader(index, self._order, quarantine, self._ahead.stopped)
         self._planner = Planner(index, self._order, augmentations, settings.regions)
         self._renderer = make_renderer(settings, augmentations)
         sides_px = [augmentation.geometry.side_px for augmentation in augmentations]

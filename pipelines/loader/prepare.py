@@ -51,20 +51,21 @@ class Quarantine:
     @property
     def reasons(self) -> dict[int, str]:
         """Row of the index -> reason."""
-        with self._lock:
-            return dict(self._reasons)
+        return dict(self._reasons)
 
 
 @dataclass(frozen=True)
-class FileReader:
-    """The checked files of an index's samples. Several threads may read.
+class Reader:
+    """Reads files, and replaces those that cannot be used; a pure function of positions and files.
 
     Attributes:
+        index: the samples. If they have partners, each row holds a second image, one of the first's partners.
         quarantine: the samples that cannot be used; new ones are added.
         stop: when it is set, no further file is read.
     """
 
     index: Index
+    order: Order
     quarantine: Quarantine
     stop: threading.Event
 
@@ -92,19 +93,6 @@ class FileReader:
                 self.quarantine.add(sample, self.index.location(sample), reason)
         return [None if sample in self.quarantine else files[sample] for sample in samples]
 
-
-@dataclass(frozen=True)
-class Reader:
-    """Reads files, and replaces those that cannot be used; a pure function of positions and files.
-
-    Attributes:
-        partners: each row then holds a second image, one of the first's partners.
-    """
-
-    file_reader: FileReader
-    order: Order
-    partners: Partners | None
-
     def add_files(self, chunk: Chunk) -> Chunk:
         """Add the files of N samples, which are those at the chunk's positions, and what was bad.
 
@@ -115,13 +103,13 @@ class Reader:
             RuntimeError: the loader was stopped.
         """
         samples, files, bad = chunk.samples.copy(), list[ImageFile](), list[int]()
-        for row, file in enumerate(self.file_reader.read_files(samples.tolist())):
+        for row, file in enumerate(self.read_files(samples.tolist())):
             if file is None:
                 samples[row], file = self._substitute(int(chunk.positions[row]), int(samples[row]), bad)
             files.append(file)
         chunk = replace(chunk, samples=samples, files=files)
-        if self.partners is not None:
-            chunk = self._add_partners(chunk, self.partners, bad)
+        if self.index.partners is not None:
+            chunk = self._add_partners(chunk, self.index.partners, bad)
         return replace(chunk, bad=np.array(bad, np.int64))
 
     def _substitute(self, position: int, sample: int, bad: list[int]) -> tuple[int, ImageFile]:
@@ -130,10 +118,9 @@ class Reader:
         usable = self._first_usable([sample, *substitutes.tolist()], bad)
         if usable is not None:
             return usable
-        index, quarantine = self.file_reader.index, self.file_reader.quarantine
         raise UserError(
-            f"{index.root}: {SUBSTITUTE_ATTEMPTS} images drawn in a row cannot be used, the last of them "
-            f"{index.location(bad[-1])} ({quarantine.reasons[bad[-1]]}); {len(quarantine)} are "
+            f"{self.index.root}: {SUBSTITUTE_ATTEMPTS} images drawn in a row cannot be used, the last of them "
+            f"{self.index.location(bad[-1])} ({self.quarantine.reasons[bad[-1]]}); {len(self.quarantine)} are "
             "known to be bad. 'python cli.py check-data' lists all of them: mend or replace these files."
         )
 
@@ -141,7 +128,7 @@ class Reader:
         """Add the second images: of each sample the partner that is drawn, the next usable one, or itself."""
         drawn = self.order.partner_draws(chunk.positions)
         samples, files = partners.of(chunk.samples, drawn), list[ImageFile]()
-        for row, file in enumerate(self.file_reader.read_files(samples.tolist())):
+        for row, file in enumerate(self.read_files(samples.tolist())):
             if file is None:
                 attempts = range(min(int(partners.count[chunk.samples[row]]), SUBSTITUTE_ATTEMPTS))
                 others = [partners.of(chunk.samples[[row]], drawn[[row]], attempt).item() for attempt in attempts]
@@ -153,7 +140,7 @@ class Reader:
     def _first_usable(self, samples: Iterable[int], bad: list[int]) -> tuple[int, ImageFile] | None:
         """The first sample whose file can be used, and the file; those before it are added to `bad`."""
         for sample in samples:
-            (file,) = self.file_reader.read_files([sample])
+            (file,) = self.read_files([sample])
             if file is not None:
                 return sample, file
             bad.append(sample)

@@ -28,9 +28,6 @@ for _helper in (grey, mix, quantile):  # which the loops below call
     register_jitable(_helper)
 compiled = cached(numba.njit, nogil=True, fastmath={"contract"}, error_model="numpy")
 
-_AT_ONCE = 64
-"""Views whose tables are made together."""
-
 
 def change_views(views: PixelArray, rows: IntArray, draws: FloatArray, appearance: AppearanceConfig) -> None:
     """Apply to some of N views, in place, the augmentations that their draws switch on.
@@ -45,20 +42,21 @@ def change_views(views: PixelArray, rows: IntArray, draws: FloatArray, appearanc
         return
     for column in ORDER:
         drawn = rows[draws[rows, column] > 0]
-        for start in range(0, len(drawn), _AT_ONCE):
-            chosen = drawn[start : start + _AT_ONCE]
-            match column:
-                case Column.SOBEL:
-                    _sobel(views, chosen)
-                case Column.CUT_OUT:
-                    _cut_out(views, chosen, holes(draws[chosen]))
-                case Column.BLUR:
-                    _blur(views, chosen, blur_weights(draws[chosen]))
-                case Column.NOISE:
-                    hashes, levels = pixel_hashes(views.shape[1]), noise_levels(appearance.noise_std)
-                    _add_noise(views, chosen, noise_keys(draws[chosen]), hashes, levels)
-                case Column.COLOUR_DROP:
-                    _drop_colour(views, chosen)
+        if not len(drawn):
+            continue
+        match column:
+            case Column.SOBEL:
+                _sobel(views, drawn)
+            case Column.CUT_OUT:
+                for row, (left, top, side, level) in zip(drawn, holes(draws[drawn]), strict=True):
+                    views[row, top : top + side, left : left + side] = level
+            case Column.BLUR:
+                _blur(views, drawn, blur_weights(draws[drawn]))
+            case Column.NOISE:
+                hashes, levels = pixel_hashes(views.shape[1]), noise_levels(appearance.noise_std)
+                _add_noise(views, drawn, noise_keys(draws[drawn]), hashes, levels)
+            case Column.COLOUR_DROP:
+                _drop_colour(views, drawn)
 
 
 def _sobel(views: PixelArray, rows: IntArray) -> None:
@@ -68,11 +66,6 @@ def _sobel(views: PixelArray, rows: IntArray) -> None:
         # cv2.magnitude would give other bits at other places in memory.
         length = np.sqrt(across * across + down * down) / F(1000) + F(0.5)
         views[row] = cv2.merge([np.minimum(length, F(255)).astype(np.uint8)] * 3)  # broadcasting is slower
-
-
-def _cut_out(views: PixelArray, rows: IntArray, squares: Int32Array) -> None:
-    for row, (left, top, side, level) in zip(rows, squares, strict=True):
-        views[row, top : top + side, left : left + side] = level
 
 
 def _blur(views: PixelArray, rows: IntArray, weights: FloatArray) -> None:

@@ -62,9 +62,11 @@ def _changed(column: Column, views: Tensor, draws: FloatArray, appearance: Appea
             return _blur(views, to_device(blur_weights(draws), device))
         case Column.NOISE:
             hashes, levels = _noise_constants(side_px, appearance.noise_std, device)
-            return _add_noise(views, to_device(noise_keys(draws), device), hashes, levels)
+            quantiles = quantile(hashes, to_device(noise_keys(draws), device)[:, None, None, None])
+            return levels.index_select(0, quantiles.view(-1)).view(views.shape).add_(views).clamp_(0, 255)
         case _:
-            return _drop_colour(views)
+            greys: Tensor = grey(*views.unbind(3)) / 1000
+            return greys[..., None]
 
 
 def _sobel(views: Tensor) -> Tensor:
@@ -96,11 +98,6 @@ def _blur(views: Tensor, weights: Tensor) -> Tensor:
     return blurred
 
 
-def _add_noise(views: Tensor, keys: Tensor, hashes: Tensor, levels: Tensor) -> Tensor:
-    quantiles = quantile(hashes, keys[:, None, None, None])
-    return levels.index_select(0, quantiles.view(-1)).view(views.shape).add_(views).clamp_(0, 255)
-
-
 @cache
 def _noise_constants(side_px: int, std: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """The hashes of the pixels and the levels of the noise, on the device."""
@@ -108,8 +105,3 @@ def _noise_constants(side_px: int, std: float, device: torch.device) -> tuple[Te
     if device.type == "cuda":  # waits once for the copies, since the streams of other loaders use them too
         torch.cuda.current_stream(device).synchronize()
     return constants
-
-
-def _drop_colour(views: Tensor) -> Tensor:
-    levels: Tensor = grey(*views.unbind(3)) / 1000
-    return levels[..., None]

@@ -28,9 +28,6 @@ _PADDING_BYTES: Final = 2**20
 Nearly an image of 600 x 600 pixels with halved chroma; for larger ones they grow. DALI's own 16 and 8 MiB would be
 1 GiB of the GPU with 64 threads, and 1 GiB of pinned memory."""
 
-_ENGINES_SHARE: Final = 1.0
-"""Share of the images for a GPU's JPEG engines, if it has them. With all, training kept fewer cores busy."""
-
 
 def view_pipeline(settings: Settings, augmentations: Sequence[Augmentation], chunks: Iterator[Chunk]) -> Pipeline:
     """Decode once and make every view, without the augmentations of `views.appearance`.
@@ -55,7 +52,8 @@ def view_pipeline(settings: Settings, augmentations: Sequence[Augmentation], chu
         needed = plan.halvings.max(axis=0)
         if needed.max() > max(halvings):
             raise RuntimeError(f"views need {needed.max()} halvings, the graph was built for {max(halvings)}")
-        padded_px = _padded_sizes_px(plan.shape_px, needed) if pads else plan.shape_px
+        block_px = 2 ** needed[:, None]  # of whole blocks, images can be halved without a remainder
+        padded_px = -(-plan.shape_px // block_px) * block_px if pads else plan.shape_px
         image = {"padded_px": padded_px, "start_px": plan.start_px, "shape_px": plan.shape_px}
         views = [
             _halving_sizes_px(padded_px, plan.halvings[number], halvings[number])
@@ -187,7 +185,7 @@ def decode(encoded: Node, settings: Settings, region: Sequence[Node] = ()) -> No
         height_px, width_px = settings.size_hint_px
         options |= {
             "device": "mixed",
-            "hw_decoder_load": _ENGINES_SHARE,
+            "hw_decoder_load": 1.0,  # all images to the JPEG engines, if there are any: training kept fewer cores busy
             "preallocate_height_hint": height_px,  # else memory grows again and again, and each time the GPU waits
             "preallocate_width_hint": width_px,
             "device_memory_padding": _PADDING_BYTES,
@@ -223,12 +221,6 @@ def _external(inputs: Iterator[tuple[Any, ...]], kinds: Sequence[tuple[Any, int]
         no_copy=True,
     )
     return nodes
-
-
-def _padded_sizes_px(sizes_px: IntArray, halvings: IntArray) -> IntArray:
-    """Heights and widths (N, 2), rounded up so that they can be halved `halvings` (N,) times without a remainder."""
-    block_px = 2 ** halvings[:, None]
-    return -(-sizes_px // block_px) * block_px
 
 
 def _halving_sizes_px(sizes_px: IntArray, halvings: IntArray, times: int) -> FloatArray:

@@ -11,7 +11,6 @@ import numpy as np
 from nvidia.dali import Pipeline
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.files.image_file import ImageFile
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.settings import Settings
@@ -67,7 +66,7 @@ class FileDecoder:
         return None
 
     def decodes(self, chunk: Chunk) -> bool:
-        """Whether all files of a chunk decode, in their regions.
+        """Whether the one file of a chunk decodes, in its region.
 
         Raises:
             RuntimeError: memory is short.
@@ -77,7 +76,10 @@ class FileDecoder:
         if error is None:
             return True
         raise_if_no_memory(error)
-        if (again := self.error(_sound(chunk))) is None:
+        (file,) = chunk.files
+        grey = np.full((*file.size_px, 3), 128, np.uint8)  # takes as much memory
+        sound = replace(chunk, files=[file._replace(encoded=cv2.imencode(".jpg", grey)[1])])
+        if (again := self.error(sound)) is None:
             return False
         raise_if_no_memory(again)
         raise UserError(
@@ -94,13 +96,3 @@ def raise_if_no_memory(error: RuntimeError) -> None:
     if _NO_MEMORY.search(str(error)):
         error.add_note("Lower pipelines.batch, pipelines.ahead or pipelines.threads.")
         raise error
-
-
-def _sound(chunk: Chunk) -> Chunk:
-    """A chunk like this one, but with grey JPEGs of the files' sizes, which take as much memory."""
-
-    def grey(file: ImageFile) -> ImageFile:
-        image = np.full((*file.size_px, 3), 128, np.uint8)
-        return file._replace(encoded=cv2.imencode(".jpg", image)[1])
-
-    return replace(chunk, files=[grey(file) for file in chunk.files])

@@ -13,7 +13,6 @@ import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
-from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.files.check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
@@ -35,9 +34,6 @@ _WITH_JPEG_ENGINES = ((8, 0), (9, 0), (10, 0))
 
 _SIZES_READ = 32
 """Number of images whose size is read."""
-
-_HINT_STEP_PX = 64
-_LARGEST_HINT_PX = 4096
 
 
 @dataclass(frozen=True)
@@ -71,11 +67,6 @@ class Settings:
     regions: bool = False
     halvings: int = MAX_HALVINGS
     why: str = ""
-
-    @property
-    def rows_in_chunk(self) -> int:
-        """Largest number of rows of a batch that are made together."""
-        return self.chunk_size // self.images_per_row
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
@@ -113,6 +104,8 @@ def choose_settings(
     sizes_px = image_sizes_px(index.read, spread(len(index), _SIZES_READ), stored=True)
     pixels = int(sizes_px.prod(axis=1).max(initial=0))
     share = max(1, available_cores() // processes_here)
+    # Of the largest sampled images, in steps of 64 pixels: the decoder reserves as much for each image.
+    hint_px = np.minimum(-(-sizes_px.max(axis=0, initial=1) // 64) * 64, 4096).tolist()
     images_per_row = 1 if index.partners is None else 2
     return Settings(
         decoder=decoder,
@@ -123,7 +116,7 @@ def choose_settings(
         prefetch=config.prefetch,
         ahead=config.ahead,
         images_per_row=images_per_row,
-        size_hint_px=_size_hint_px(sizes_px),
+        size_hint_px=(hint_px[0], hint_px[1]),
         regions=config.decode == "region" or (config.decode == "auto" and decoder == "cpu" and pixels >= LEAST_PIXELS),
         halvings=max((most_halvings(index.box_px, geometry) for geometry in geometries), default=MAX_HALVINGS),
         why=why,
@@ -163,12 +156,6 @@ def _where_pixels_are_made(
         decoder = "gpu" if engines else "cpu"
         why.append(f"the GPU has {'' if engines else 'no '}JPEG engines")
     return decoder, views, "; ".join(why) or "as configured"
-
-
-def _size_hint_px(sizes_px: IntArray) -> tuple[int, int]:
-    """Height and width of the largest sampled images, rounded up. The decoder reserves as much for each image."""
-    height_px, width_px = -(-sizes_px.max(axis=0, initial=1) // _HINT_STEP_PX) * _HINT_STEP_PX
-    return min(int(height_px), _LARGEST_HINT_PX), min(int(width_px), _LARGEST_HINT_PX)
 
 
 def samples_in_chunk(pixels: int, most: int = _MOST) -> int:

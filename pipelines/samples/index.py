@@ -135,8 +135,6 @@ class Index:
                 found = f"{np.shape(array)} of {getattr(array, 'dtype', type(array).__name__)}"
                 expected = f"a NumPy array {(count, *row)} of {_KINDS[kinds[0]]}"
                 raise ValueError(f"{self.name}: {name} is {found}, expected {expected}")
-        if self.partners is not None and ((self.partners.rows < 0) | (self.partners.rows >= count)).any():
-            raise ValueError(f"{self.name}: partners name rows that are not among its {count} samples")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -252,10 +250,7 @@ def read_file(path: str) -> bytes:
         if found.st_size > MAX_FILE_BYTES:
             raise OSError(f"{found.st_size >> 20} MiB; only files of up to {MAX_FILE_BYTES >> 20} MiB are read")
         with open(descriptor, "rb", buffering=0, closefd=False) as file:
-            data = file.read()
-        if data is None:  # a special file such as /proc/kmsg, which counts as a regular one
-            raise OSError("not readable now")
-        return data
+            return file.read()
     finally:
         os.close(descriptor)
 

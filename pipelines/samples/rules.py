@@ -354,7 +354,12 @@ def validate(index: Index) -> None:
     Raises:
         UserError: a rule finds so many wrong samples that nothing can be right.
     """
-    for fault in find_faults(index, _sampled_sizes_px(index)):
+    boxed = np.flatnonzero(index.box_px[:, 2] > 0)
+    rows = boxed[spread(len(boxed), _SAMPLED)]
+    size_px = np.full((len(index), 2), np.nan)
+    size_px[rows] = image_sizes_px(index.read, rows.tolist())[:, ::-1]
+    size_px[size_px == 0] = np.nan  # of an image that cannot be read
+    for fault in find_faults(index, size_px):
         if len(fault.rows) > fault.rule.most * fault.judged:
             raise UserError(str(fault))
         _log.warning("%s They are used as they are. 'python cli.py check-data' lists them, to leave them out", fault)
@@ -377,13 +382,3 @@ def find_faults(index: Index, size_px: DoubleArray) -> Iterator[Fault]:
             if len(rows):
                 shown = {name: tables[name] for name in rule.tables[:2]}
                 yield Fault(rule, index, rows, int(judged.sum()), shown)
-
-
-def _sampled_sizes_px(index: Index) -> DoubleArray:
-    """Widths and heights (N, 2) of the images of a few boxes, NaN of all others."""
-    boxed = np.flatnonzero(index.box_px[:, 2] > 0)
-    rows = boxed[spread(len(boxed), _SAMPLED)]
-    size_px = np.full((len(index), 2), np.nan)
-    size_px[rows] = image_sizes_px(index.read, rows.tolist())[:, ::-1]
-    size_px[size_px == 0] = np.nan  # of an image that cannot be read
-    return size_px

@@ -193,8 +193,12 @@ def _coco_rows(file: Path) -> Iterator[_Row]:
 def _edges_px(row: _Row) -> DoubleArray:
     """The edges x0, y0, x1, y1 of a row, (4,)."""
     edges_px = as_numbers(row.edges)
-    is_box = edges_px is not None and edges_px.shape == (4,) and np.isfinite(edges_px).all()
-    if edges_px is None or not is_box or (edges_px[2:] <= edges_px[:2]).any():
+    if (
+        edges_px is None
+        or edges_px.shape != (4,)
+        or not np.isfinite(edges_px).all()
+        or (edges_px[2:] <= edges_px[:2]).any()
+    ):
         raise UserError(
             f"{row.place}: {str(row.edges)[:80]} is not a box; expected x0, y0, x1, y1 (in JSON x, y, width, height) "
             "in pixels, with x0 < x1 and y0 < y1. Mend this row."

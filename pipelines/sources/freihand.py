@@ -24,8 +24,8 @@ VERSIONS = ("gs", "hom", "sample", "auto")
 _POSES = 32_560
 """Number of training poses of the published dataset."""
 
-_LABELS = {"K": (3, 3), "xyz": (len(HAND), 3), "scale": ()}
-_TARGETS = {"K": "K", "xyz": "xyz_m", "scale": "scale_m"}
+_LABELS = {"K": ("K", (3, 3)), "xyz": ("xyz_m", (len(HAND), 3)), "scale": ("scale_m", ())}
+"""In the name of a file of labels -> the target of `Index`, and the shape of a pose's numbers."""
 
 
 def load_freihand(config: DataConfig) -> Index:
@@ -94,7 +94,7 @@ def load_freihand(config: DataConfig) -> Index:
         box_px=box_px,
         keypoints_px=keypoints_px,
         group=images % poses,
-        targets={_TARGETS[name]: rows.astype(np.float32)[images % poses] for name, rows in labels.items()},
+        targets={_LABELS[name][0]: rows.astype(np.float32)[images % poses] for name, rows in labels.items()},
         label_file=f"{root / part}_*.json" if labels else "",
         one_size=True,
     )
@@ -122,7 +122,7 @@ def _count_images(root: Path, part: str) -> int:
 def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[str, DoubleArray]:
     """Read the label files that exist: K (poses, 3, 3), xyz (poses, 21, 3), scale (poses,)."""
     labels = {}
-    for name, shape in _LABELS.items():
+    for name, (_, shape) in _LABELS.items():
         file = root / f"{part}_{name}.json"
         if not file.exists():
             continue

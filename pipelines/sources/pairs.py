@@ -59,7 +59,10 @@ def _read_pairs(file: Path, index: Index) -> tuple[Partners, str]:
 
     A hand's number counts the hands of its image, from 0, in the index's order. A warning counts what is left out.
     """
-    row_of = _rows_by_name(index)
+    row_of, seen = dict[tuple[str, int], int](), Counter[str]()  # by an image's name and the hand's number there
+    for row, path in enumerate(map(plain_name, index.paths)):
+        row_of[path, seen[path]] = row
+        seen[path] += 1
     pairs, left_out = list[tuple[int, int]](), list[str]()
     with dataset_file(file, "a CSV file of pairs", "Mend it."):
         for place, cells in csv_rows(file, ("file", "positive")):
@@ -81,13 +84,3 @@ def _whole(cell: str) -> int:
     """The number in a cell; -1, which is no hand's, if it is no whole number."""
     digits = cell.strip()
     return int(digits) if digits.isascii() and digits.isdigit() else -1
-
-
-def _rows_by_name(index: Index) -> dict[tuple[str, int], int]:
-    """The row of each hand, by the name of its image and its number there."""
-    seen = Counter[str]()
-    row_of = {}
-    for row, path in enumerate(map(plain_name, index.paths)):
-        row_of[path, seen[path]] = row
-        seen[path] += 1
-    return row_of

@@ -23,7 +23,7 @@ from peclr_dali.pipelines.samples.subsets import refuse_key
 from peclr_dali.pipelines.sources.boxes import squares_around
 from peclr_dali.pipelines.sources.label_files.coco_json import Entries
 from peclr_dali.pipelines.sources.label_files.dataset_file import Tables, dataset_file, remembered
-from peclr_dali.pipelines.sources.label_files.pickles import VERTICES, keypoint_regressor, read_regressor
+from peclr_dali.pipelines.sources.label_files.pickles import VERTICES, read_regressor
 from peclr_dali.pipelines.sources.label_files.stored_images import image_name, stored_images
 
 _SAME_SHAPE = 0.01
@@ -65,7 +65,7 @@ def load_youtube3d(config: DataConfig) -> Index:
     files, regressor = [annotations], None
     if config.regressor is not None:
         files.append(Path(config.regressor))
-        regressor = keypoint_regressor(read_regressor(files[1]))
+        regressor = read_regressor(files[1])
     hands = remembered("youtube3d-1", files, lambda: _read_hands(annotations, regressor))
     names: list[str] = hands["names"].tolist()
     stored = stored_images(root, [name.rpartition(".")[0] for name in names])

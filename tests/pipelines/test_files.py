@@ -1,9 +1,7 @@
 import os
 import struct
 import zlib
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from PIL import Image
 
 from peclr_dali.pipelines.files.check import check_image, read_sound_jpegs
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES, MAX_PIXELS, BadImage
-from peclr_dali.pipelines.samples import index
 from peclr_dali.pipelines.samples.index import read_file
 from tests.pipelines.image_files import Part, encoded, good_files, put_together
 
@@ -119,14 +116,6 @@ def open_files(folder: Path) -> list[str]:
     """The files of a folder, and itself, that this process holds open; those of earlier tests do not count."""
     paths = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
     return [path for path in paths if path.startswith(str(folder))]
-
-
-def test_a_special_file_that_gives_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As /proc/kmsg, which is a regular file by its mode: its `read` gives None."""
-    waiting = nullcontext(SimpleNamespace(read=lambda: None))
-    monkeypatch.setattr(index, "open", lambda *arguments, **options: waiting, raising=False)
-    with pytest.raises(OSError, match="not readable now"):
-        read_file(__file__)
 
 
 def test_pipes_devices_and_huge_files_are_refused_at_once(tmp_path: Path) -> None:

@@ -53,20 +53,15 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
     """
     images = content["images"]
     listed = Entries([image["id"] for image in images], file, "images")
-    sizes_px = [_size_px(image) for image in images]
     for number, entry in enumerate(content["annotations"]):
         place = f"{file}, annotation {number}"
         row = listed.row(entry["image_id"], place)
+        said = [images[row].get("width"), images[row].get("height")]
+        size_px = as_numbers(said)  # NaN for None
+        if size_px is None:
+            raise ValueError(f"width and height of an image are {str(said)[:80]}")
         if not int(entry.get("iscrowd") or 0):
-            yield (place, entry, file_name(images[row]["file_name"]), sizes_px[row])
-
-
-def _size_px(image: dict[str, Any]) -> DoubleArray:
-    said = [image.get("width"), image.get("height")]
-    size_px = as_numbers(said)  # NaN for None
-    if size_px is None:
-        raise ValueError(f"width and height of an image are {str(said)[:80]}")
-    return size_px
+            yield (place, entry, file_name(images[row]["file_name"]), size_px)
 
 
 def refuse_corners(file: Path, bbox: DoubleArray, size_px: AnyArray) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.skeleton import hand_rows
@@ -28,21 +27,12 @@ def read_numpy_pickle(file: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, unreadable or not a dictionary, or names anything but NumPy's arrays.
     """
-    with dataset_file(file, "a pickled dictionary of arrays") as path:
-        try:
-            content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()  # as Python 2 wrote them
-        except _RefusedError as refused:
-            raise UserError(
-                f"{file}: this pickle asks for {refused}, which could run as code. Nothing of it was run: only NumPy's "
-                "arrays are read. Do not use the file; get the dataset from its authors."
-            ) from None
+    remedy = "Unpack the dataset again, or get it from its authors."
+    with dataset_file(file, "a pickled dictionary of arrays", remedy) as path:
+        content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()  # as Python 2 wrote them
         if not isinstance(content, dict):
             raise ValueError(f"found a {type(content).__name__}")
         return {str(key): value.array() if isinstance(value, _Part) else value for key, value in content.items()}
-
-
-class _RefusedError(Exception):
-    """The pickle names a function or class that is not allowed; the text is its name."""
 
 
 class _Part:
@@ -85,12 +75,11 @@ class _Unpickler(pickle.Unpickler):
         }
         found = f"{module.replace('numpy._core', 'numpy.core', 1)}.{name}"
         if found not in allowed:
-            raise _RefusedError(repr(f"{module}.{name}"[:80]))
+            asked = repr(f"{module}.{name}"[:80])
+            raise ValueError(
+                f"it asks for {asked}, which could run as code. Nothing of it was run: do not use the file"
+            )
         return allowed[found]
-
-    def persistent_load(self, _: Any) -> Any:
-        """See `pickle.Unpickler`."""
-        raise _RefusedError("an object outside the file")
 
     def _dtype(self, code: Any, *_: Any) -> _Part:
         return _Part(code)
@@ -124,10 +113,10 @@ MANO_TO_KEYPOINTS = hand_rows("mano", "freihand")
 
 
 def read_regressor(file: Path) -> DoubleArray:
-    """Read the (16, 778) matrix that maps MANO's vertices to its joints.
+    """Make the (21, 778) matrix that maps MANO's vertices to the keypoints of `Index`, fingertips included.
 
     Args:
-        file: .npy with the matrix, or .npz with it as "J_regressor" or as the only array.
+        file: .npy with the (16, 778) matrix of the joints, or .npz with it as "J_regressor" or as the only array.
 
     Raises:
         UserError: the file has no such matrix.
@@ -144,11 +133,6 @@ def read_regressor(file: Path) -> DoubleArray:
             raise ValueError("not an array of numbers that NumPy wrote") from None
         if matrix.shape != (JOINTS, VERTICES) or matrix.dtype.kind not in "fiu" or not np.isfinite(matrix).all():
             raise ValueError(f"found {' x '.join(map(str, matrix.shape)) or 'a single'} {matrix.dtype}")
-    return matrix.astype(np.float64)
-
-
-def keypoint_regressor(joint_regressor: DoubleArray) -> DoubleArray:
-    """The (21, 778) matrix that maps MANO's vertices to the keypoints of `Index`, fingertips included."""
     tips = np.zeros((len(TIP_VERTICES), VERTICES))
     tips[np.arange(len(TIP_VERTICES)), TIP_VERTICES] = 1
-    return np.concatenate([joint_regressor, tips])[MANO_TO_KEYPOINTS]
+    return np.concatenate([matrix.astype(np.float64), tips])[MANO_TO_KEYPOINTS]

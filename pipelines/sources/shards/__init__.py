@@ -33,7 +33,15 @@ def load_shards(config: DataConfig) -> Index:
         sizes = folder.sizes(tars.tars.tolist())
         store: Store = RemoteTars(folder, tars)
     else:
-        tars, sizes = _read_local(Path(config.root))
+        try:
+            file = Path(config.root) / INDEX_FILE
+            tars = parse_index(file.read_bytes(), str(file))
+            sizes = [(Path(config.root) / name).stat().st_size for name in tars.tars.tolist()]
+        except OSError as error:
+            raise UserError(
+                f"{error.filename}: {error.strerror}; expected tar files and their index. Copy the whole folder again, "
+                "or make them with 'python cli.py pack', the index alone with 'python cli.py pack --index'"
+            ) from error
         store = LocalTars(config.root, tars)
     for name, size, expected in zip(tars.tars, sizes, tars.tar_bytes.tolist(), strict=True):
         if size != expected:
@@ -66,23 +74,6 @@ def load_shards(config: DataConfig) -> Index:
     return index.select(rows_of_split(index.group, config.split))
 
 
-def _read_local(root: Path) -> tuple[TarIndex, list[int]]:
-    """The index in a folder, and the sizes of its tar files in bytes.
-
-    Raises:
-        UserError: there is none, it is damaged, or a tar file is missing.
-    """
-    try:
-        file = root / INDEX_FILE
-        tars = parse_index(file.read_bytes(), str(file))
-        return tars, [(root / name).stat().st_size for name in tars.tars.tolist()]
-    except OSError as error:
-        raise UserError(
-            f"{error.filename}: {error.strerror}; expected tar files and their index. Copy the whole folder again, or "
-            "make them with 'python cli.py pack', the index alone with 'python cli.py pack --index'"
-        ) from error
-
-
 def choices(config: DataConfig | type[DataConfig]) -> Mapping[str, Any]:
     """The keys that choose images and boxes of a source, as JSON has their values, or with their defaults."""
     return {
@@ -97,9 +88,9 @@ def _refuse_choices(config: DataConfig, tars: TarIndex) -> None:
     """Refuse keys that choose images and boxes, unless they have the defaults or their values at packing."""
     defaults = choices(type(config))
     for key, chosen in choices(config).items():
-        if chosen in (defaults[key], tars.chosen.get(key)) or (key == "box" and not tars.labels and chosen != "joints"):
-            continue
-        raise UserError(
-            f"data.{key} = {chosen!r}: it was chosen when the tar files were made"
-            f"{f', with {tars.chosen[key]!r}' if key in tars.chosen else ''}. Leave it out"
-        )
+        is_free = key == "box" and not tars.labels and chosen != "joints"
+        if not is_free and chosen not in (defaults[key], tars.chosen.get(key)):
+            raise UserError(
+                f"data.{key} = {chosen!r}: it was chosen when the tar files were made"
+                f"{f', with {tars.chosen[key]!r}' if key in tars.chosen else ''}. Leave it out"
+            )

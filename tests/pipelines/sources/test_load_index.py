@@ -9,7 +9,6 @@ import pytest
 
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index, join
-from peclr_dali.pipelines.samples.partners import of_pairs
 from peclr_dali.pipelines.sources import load_index, write_bad_list
 from tests.pipelines.sources.layouts import write_image
 from tests.pipelines.sources.test_freihand import write_part
@@ -42,7 +41,6 @@ def test_other_images_are_described_in_other_words(tmp_path: Path) -> None:
         ({"box_px": [[0.0, 0.0, 0.0]] * 2}, r"box_px is \(2, 3\) of list, expected a NumPy array \(2, 3\) of floats"),
         ({"box_px": np.zeros((2, 4))}, r"box_px is \(2, 4\) of float64, expected a NumPy array \(2, 3\) of floats"),
         ({"targets": {"K": np.zeros((3, 3, 3))}}, r"K is \(3, 3, 3\) of float64, expected a NumPy array \(2, 3, 3\)"),
-        ({"partners": of_pairs(np.array([[0, 2]]), 2)}, "partners name rows that are not among its 2 samples"),
     ],
 )
 def test_tables_that_do_not_fit_are_named(given: dict[str, Any], message: str, tmp_path: Path) -> None:

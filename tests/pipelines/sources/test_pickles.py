@@ -90,7 +90,7 @@ def attacks(witness: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("attack", attacks(Path("x")))
 def test_a_pickle_runs_nothing(tmp_path: Path, attack: str) -> None:
     witness = tmp_path / "was_here"
-    with one_line(r"this pickle asks for '.*Nothing of it was run", tmp_path / "a.pkl"):
+    with one_line(r"it asks for '.*Nothing of it was run", tmp_path / "a.pkl"):
         read(tmp_path, attacks(witness)[attack])
     assert not witness.exists()
 
@@ -132,7 +132,8 @@ def test_a_regressor_comes_from_any_numpy_file(tmp_path: Path, form: str) -> Non
         np.savez(file, matrix)
     found = read_regressor(file)
     assert found.dtype == np.float64
-    np.testing.assert_array_equal(found, matrix)
+    rows = np.array(MANO_TO_KEYPOINTS)
+    np.testing.assert_array_equal(found[rows < 16], matrix[rows[rows < 16]])
 
 
 @pytest.mark.parametrize(
