@@ -24,7 +24,7 @@ from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.runner import run_chunks
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
+from peclr_dali.pipelines.samples.order import Schedule, build_order
 from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.config.pretraining import Config
 
@@ -59,7 +59,7 @@ class OurLoader:
     def open(self) -> Loader:
         """A new loader, which does not end."""
         order = build_order(self.index, batch=self.batch, seed=self.config.run.seed)
-        schedule = Schedule(order, RankSlice(self.batch, 0, self.batch))
+        schedule = Schedule(order, self.batch, range(self.batch))
         return build_loader(self.index, schedule, self.config.pipelines, self.config.augmentation, device=self.device)
 
     def batches(self) -> Generator[int]:

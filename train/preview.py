@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from peclr_dali.pipelines.loader.loader import build_loader
-from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
+from peclr_dali.pipelines.samples.order import Schedule, build_order
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.runs.pictures import save_views
@@ -20,6 +20,6 @@ def preview(config: Config, out: Path, *, samples: int) -> None:
     batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
     order = build_order(index, batch=batch, seed=config.run.seed)
     cpu = torch.device("cpu")
-    schedule = Schedule(order, RankSlice(batch, 0, count), last_step=1)
+    schedule = Schedule(order, batch, range(count), last_step=1)
     with build_loader(index, schedule, config.pipelines, config.augmentation, device=cpu) as loader:
         save_views(out, next(iter(loader)), index, samples=count)

@@ -18,7 +18,7 @@ from peclr_dali.pipelines.loader.loader import Loader, build_loader
 from peclr_dali.pipelines.loader.prepare import Quarantine
 from peclr_dali.pipelines.randomness import MOST_VIEWS
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
+from peclr_dali.pipelines.samples.order import Schedule, build_order, steps_per_epoch
 from peclr_dali.pipelines.samples.rules import validate
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.pipelines.sources import load_index
@@ -185,7 +185,7 @@ class EpochLoader:
     ) -> None:
         self._steps = steps_per_epoch(index, batch, table="")
         self.index, self.quarantine, self.device = index, Quarantine(), device
-        self._schedule = Schedule(build_order(index, batch=batch, seed=seed), RankSlice(batch, rows.start, rows.stop))
+        self._schedule = Schedule(build_order(index, batch=batch, seed=seed), batch, rows)
         self._config, self._augmentations, self._processes_here = config, augmentations, processes_here
         self._data: dict[str, Any] = {"batch": int(batch), "seed": int(seed), "images": index.counts}  # may be NumPy's
         self._step = 0  # of the run, the next to be handed out

@@ -126,7 +126,7 @@ class Loader:
         """Make the batches, in the calling thread. The chunks of the next steps are read and decoded meanwhile."""
         decoded = self.decoded()
         for step in self._schedule.steps():
-            batch = self._memory.batch(self._schedule.rows.positions(step))
+            batch = self._memory.batch(self._schedule.positions(step))
             bad = []
             for rows in self._rows_of_chunks:
                 chunk, outputs = next(decoded)
@@ -149,7 +149,7 @@ class Loader:
         """The chunks of all steps, read and planned by as many threads as there are, a chunk in each, in order."""
         ahead: deque[Future[Chunk]] = deque()
         for step in self._schedule.steps():
-            positions = self._schedule.rows.positions(step)
+            positions = self._schedule.positions(step)
             for rows in self._rows_of_chunks:
                 ahead.append(self._threads.submit(self._prepare, positions[rows]))
                 if len(ahead) > self.settings.threads:

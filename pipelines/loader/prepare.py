@@ -28,30 +28,23 @@ log = logging.getLogger(__name__)
 
 
 class Quarantine:
-    """Samples that cannot be used. Each is logged once. Several threads may use it."""
+    """Samples that cannot be used. Each is logged once. Several threads may use it.
+
+    Attributes:
+        reasons: row of the index -> reason.
+    """
 
     def __init__(self) -> None:
-        self._reasons: dict[int, str] = {}
+        self.reasons: dict[int, str] = {}
         self._lock = threading.Lock()
-
-    def __contains__(self, sample: int) -> bool:
-        return sample in self._reasons
-
-    def __len__(self) -> int:
-        return len(self._reasons)
 
     def add(self, sample: int, location: str, reason: str) -> None:
         """Add a bad sample, and log it if it is new."""
         with self._lock:
-            if sample in self._reasons:
+            if sample in self.reasons:
                 return
-            self._reasons[sample] = reason
+            self.reasons[sample] = reason
         log.warning("%s cannot be used (%s): another image takes its place", location, reason)
-
-    @property
-    def reasons(self) -> dict[int, str]:
-        """Row of the index -> reason."""
-        return dict(self._reasons)
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,8 @@ class Reader:
         if self.index.store is None:  # most files are JPEGs: these are read without Python's lock
             jpegs = read_sound_jpegs([f"{self.index.root}/{self.index.paths[sample]}" for sample in samples])
             files = {sample: file for sample, file in zip(samples, jpegs, strict=True) if file is not None}
-        left = [sample for sample in dict.fromkeys(samples) if sample not in files and sample not in self.quarantine]
+        bad = self.quarantine.reasons
+        left = [sample for sample in dict.fromkeys(samples) if sample not in files and sample not in bad]
         for sample, data in zip(left, self.index.read_many(left), strict=True):
             try:
                 if isinstance(data, OSError):
@@ -91,7 +85,7 @@ class Reader:
             except (OSError, BadImage) as error:
                 reason = getattr(error, "strerror", None) or str(error)
                 self.quarantine.add(sample, self.index.location(sample), reason)
-        return [None if sample in self.quarantine else files[sample] for sample in samples]
+        return [None if sample in bad else files[sample] for sample in samples]
 
     def add_files(self, chunk: Chunk) -> Chunk:
         """Add the files of N samples, which are those at the chunk's positions, and what was bad.
@@ -120,7 +114,7 @@ class Reader:
             return usable
         raise UserError(
             f"{self.index.root}: {SUBSTITUTE_ATTEMPTS} images drawn in a row cannot be used, the last of them "
-            f"{self.index.location(bad[-1])} ({self.quarantine.reasons[bad[-1]]}); {len(self.quarantine)} are "
+            f"{self.index.location(bad[-1])} ({self.quarantine.reasons[bad[-1]]}); {len(self.quarantine.reasons)} are "
             "known to be bad. 'python cli.py check-data' lists all of them: mend or replace these files."
         )
 

@@ -29,6 +29,10 @@ Nearly an image of 600 x 600 pixels with halved chroma; for larger ones they gro
 1 GiB of the GPU with 64 threads, and 1 GiB of pinned memory."""
 
 
+_ENGINES_SHARE: Final = 1.0
+"""Share of the images for a GPU's JPEG engines, if it has them. With all, training kept fewer cores busy."""
+
+
 def view_pipeline(settings: Settings, augmentations: Sequence[Augmentation], chunks: Iterator[Chunk]) -> Pipeline:
     """Decode once and make every view, without the augmentations of `views.appearance`.
 
@@ -185,7 +189,7 @@ def decode(encoded: Node, settings: Settings, region: Sequence[Node] = ()) -> No
         height_px, width_px = settings.size_hint_px
         options |= {
             "device": "mixed",
-            "hw_decoder_load": 1.0,  # all images to the JPEG engines, if there are any: training kept fewer cores busy
+            "hw_decoder_load": _ENGINES_SHARE,
             "preallocate_height_hint": height_px,  # else memory grows again and again, and each time the GPU waits
             "preallocate_width_hint": width_px,
             "device_memory_padding": _PADDING_BYTES,

@@ -236,35 +236,25 @@ def steps_per_epoch(
 
 
 @dataclass(frozen=True)
-class RankSlice:
-    """The consecutive rows [start, stop) of every global batch of `batch` samples that one rank loads."""
-
-    batch: int
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def positions(self, step: int) -> IntArray:
-        """Global positions that the rank loads at `step`: (len(self),) int64."""
-        first = step * self.batch
-        return np.arange(first + self.start, first + self.stop, dtype=np.int64)
-
-
-@dataclass(frozen=True)
 class Schedule:
     """The steps that one rank loads, and its rows of their batches.
 
     Attributes:
+        batch: samples in a step, over all ranks.
+        rows: the consecutive rows of each batch that the rank loads.
         last_step: the schedule ends before this step; None: never.
     """
 
     order: Order
-    rows: RankSlice
+    batch: int
+    rows: range
     first_step: int = 0
     last_step: int | None = None
 
     def steps(self) -> Iterable[int]:
         """The steps, from the first on."""
         return itertools.count(self.first_step) if self.last_step is None else range(self.first_step, self.last_step)
+
+    def positions(self, step: int) -> IntArray:
+        """Global positions that the rank loads at `step`: (len(rows),) int64."""
+        return step * self.batch + np.array(self.rows, np.int64)

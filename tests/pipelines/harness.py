@@ -23,7 +23,7 @@ from peclr_dali.pipelines.render.renderers import make_renderer
 from peclr_dali.pipelines.render.runner import run_chunks
 from peclr_dali.pipelines.render.settings import Settings
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import EpochOrder, Order, RankSlice, Schedule
+from peclr_dali.pipelines.samples.order import EpochOrder, Order, Schedule
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.pipelines.views.draws import draw_view
@@ -175,7 +175,7 @@ def loader_of(
         config: its other keys.
     """
     order = EpochOrder(len(index), len(index) // batch * batch, seed=5) if order is None else order
-    schedule = Schedule(order, RankSlice(batch, *rows or (0, batch)), first_step=first, last_step=last)
+    schedule = Schedule(order, batch, range(*rows or (0, batch)), first_step=first, last_step=last)
     pipelines = PipelinesConfig(**{"threads": 2, "batch": chunk, **config})
     return build_loader(index, schedule, pipelines, augmentation, device=torch.device(device), quarantine=quarantine)
 

@@ -11,7 +11,7 @@ from peclr_dali.pipelines.samples.index import Index, SourceRows
 from peclr_dali.pipelines.samples.order import (
     EpochOrder,
     MixtureOrder,
-    RankSlice,
+    Schedule,
     build_order,
     interleave,
     rows_per_batch,
@@ -112,7 +112,7 @@ def test_ranks_and_resumption_see_one_global_order(
         shares = [micro_batch_share(batch, micro_batch, rank, ranks) for rank in range(ranks)]
         for step in range(first_step, steps):
             by_step += [
-                order.samples_at(RankSlice(batch, share.start, share.stop).positions(step))
+                order.samples_at(Schedule(order, batch, share).positions(step))
                 for order, share in zip(orders, shares, strict=True)
             ]
         return np.concatenate(by_step)

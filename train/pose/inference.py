@@ -17,7 +17,7 @@ from peclr_dali.pipelines.batch import to_device
 from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.loader.loader import Loader, build_loader
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
+from peclr_dali.pipelines.samples.order import EpochOrder, Schedule
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, without_augmentation
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
@@ -93,7 +93,8 @@ def canonical_loader(
         index,
         Schedule(
             EpochOrder(len(index), len(rows), seed=0, fixed=rows),
-            RankSlice(step_rows, first, first + rows_of_rank),
+            step_rows,
+            range(first, first + rows_of_rank),
             last_step=-(-len(rows) // step_rows),
         ),
         config.pipelines,

@@ -15,7 +15,7 @@ from peclr_dali.models.config import EncoderConfig
 from peclr_dali.pipelines.loader.loader import Loader, build_loader
 from peclr_dali.pipelines.loader.prepare import Quarantine
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
+from peclr_dali.pipelines.samples.order import Schedule, build_order, steps_per_epoch
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
@@ -103,8 +103,7 @@ def load_batches(run: AnyRun, index: Index, state: TrainState, quarantine: Quara
     config, world, train = run.config, run.world, run.config.train
     share = micro_batch_share(train.batch, train.micro_batch, world.rank, world.world_size)
     order = build_order(index, batch=train.batch, seed=config.run.seed)
-    rows = RankSlice(train.batch, share.start, share.stop)
-    schedule = Schedule(order, rows, first_step=state.steps_done, last_step=state.total_steps)
+    schedule = Schedule(order, train.batch, share, first_step=state.steps_done, last_step=state.total_steps)
     with on_all_ranks(world):
         loader = build_loader(
             index, schedule, config.pipelines, config.augmentation,
