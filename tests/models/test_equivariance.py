@@ -114,7 +114,7 @@ def test_upstream_undoes_a_flip_about_the_mean() -> None:
     torch.testing.assert_close(undo_view(projection, matrix, "upstream"), turned.flatten(1))
 
 
-@pytest.mark.parametrize("variant", ["paper", "direct", "upstream"])
+@pytest.mark.parametrize("variant", ["paper", "direct"])
 def test_gradient(variant: Variant) -> None:
     matrix = random_affine(3)
     projection = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
@@ -122,11 +122,7 @@ def test_gradient(variant: Variant) -> None:
     def undo(z: Tensor) -> Tensor:
         return undo_view(z, matrix, variant, detach_range=False, output_side_px=1)
 
-    if variant == "upstream":  # range and mean are detached there, so the gradient is not that of the values
-        (gradient,) = torch.autograd.grad(undo(projection).square()[:, 0].sum(), projection)
-        assert gradient.isfinite().all()
-    else:
-        assert torch.autograd.gradcheck(undo, (projection,))
+    assert torch.autograd.gradcheck(undo, (projection,))
 
 
 def test_detached_range_is_a_constant_to_the_gradient() -> None:
@@ -154,12 +150,8 @@ def test_build_undo_passes_every_setting() -> None:
         assert torch.equal(build_undo(config, output_side_px=64)(projection, matrix, source_to_view), expected)
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_a_matrix_that_is_not_finite_is_named(wrong: float) -> None:
+def test_a_matrix_that_is_not_finite_and_a_missing_side_are_named() -> None:
     with pytest.raises(ValueError, match="matrix has NaN or infinity"):
-        undo_view(torch.ones(2, 4), random_affine(2) + torch.tensor([[0, 0, 0], [0, 0, wrong]]))
-
-
-def test_shifts_in_pixels_need_a_side() -> None:
+        undo_view(torch.ones(2, 4), random_affine(2) + torch.tensor([[0, 0, 0], [0, 0, float("nan")]]))
     with pytest.raises(ValueError, match='output_side_px = None: variant "direct" needs'):
         undo_view(torch.ones(2, 4), random_affine(2), "direct")

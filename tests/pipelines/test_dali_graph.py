@@ -14,7 +14,7 @@ from nvidia.dali import fn
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode, view_pipeline
-from peclr_dali.pipelines.render.settings import choose_settings
+from peclr_dali.pipelines.render.settings import choose_settings, samples_in_chunk
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
 from peclr_dali.pipelines.views.draws import Draw
@@ -133,3 +133,10 @@ def test_more_halvings_than_the_graph_has_are_refused() -> None:
     chunk = plan_files([encode(np.zeros((64, 64, 3), np.uint8))], boxes(SIDE_PX), [draws, draws], geometry)
     with pytest.raises(RuntimeError, match="views need 2 halvings, the graph was built for 1"):
         graph_of(1, chunk, geometry).run()
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "samples"), [(224, 224, 256), (1280, 720, 97), (4032, 3024, 7), (10_000, 10_000, 1)]
+)
+def test_a_chunk_of_large_images_is_small(width: int, height: int, samples: int) -> None:
+    assert samples_in_chunk(width * height) == samples

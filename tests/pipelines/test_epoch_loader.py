@@ -183,18 +183,6 @@ def test_a_state_is_resumed_on_another_number_of_ranks(folder: Path, steps: int,
     assert_equal(made, whole)
 
 
-def test_a_state_can_move_a_loader_back(folder: Path) -> None:
-    with small_loader(folder) as loader:
-        made, states = [], []
-        for batch in loader:  # the state in the body of a loop counts the batch that the loop has
-            made.append(batch)
-            states.append(loader.state_dict())
-        loader.load_state_dict(states[1])
-        again = list(loader)
-    assert len(again) == 2
-    assert_equal(again, made[2:])
-
-
 @pytest.mark.parametrize(
     "changed",
     [{"seed": 4}, {"batch": 5}, {"images": [25]}, *({"position": at} for at in (7, "x", None, -6, 6 * 2**70))],
@@ -294,8 +282,9 @@ def test_after_ctrl_c_the_state_counts_what_the_loop_has_received(folder: Path) 
             found.add(count := len(interrupted(loader, at)))
             state = loader.state_dict()
             assert state["position"] == 6 * count, at
-            loader.load_state_dict(state)
-            assert positions(take(loader, 1)) == list(range(6 * count, 6 * count + 6)), at
+            for _ in range(2):  # also back
+                loader.load_state_dict(state)
+                assert positions(take(loader, 1)) == list(range(6 * count, 6 * count + 6)), at
     assert {0, 1, 2} <= found
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from peclr_dali.pipelines.files.check import check_image, read_sound_jpegs
+from peclr_dali.pipelines.files.check import check_image, image_sizes_px, read_sound_jpegs, spread
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES, MAX_PIXELS, BadImage
-from peclr_dali.pipelines.samples.index import read_file
+from peclr_dali.pipelines.samples.index import Index, read_file
 from tests.pipelines.image_files import Part, encoded, good_files, put_together
 
 GOOD = good_files()
@@ -87,8 +87,8 @@ def test_what_is_no_sound_image_is_named(data: bytes, reason: str) -> None:
 
 def test_an_image_at_the_limit_and_an_array_with_gaps_are_read() -> None:
     check_image(encoded(Image.new("1", (10_000, MAX_PIXELS // 10_000)), "PNG"))
-    spread = np.repeat(np.frombuffer(JPEG, np.uint8), 2)[::2]
-    assert check_image(spread).encoded.tobytes() == JPEG
+    with_gaps = np.repeat(np.frombuffer(JPEG, np.uint8), 2)[::2]
+    assert check_image(with_gaps).encoded.tobytes() == JPEG
 
 
 def test_sound_jpegs_of_any_size_are_read_whole_and_nothing_else(tmp_path: Path) -> None:
@@ -136,3 +136,16 @@ def test_pipes_devices_and_huge_files_are_refused_at_once(tmp_path: Path) -> Non
         read_file(paths[1])
     assert read_file(paths[2]) == JPEG + bytes(200_000)
     assert open_files(tmp_path) == []
+
+
+def test_sizes_are_those_of_the_headers(tmp_path: Path) -> None:
+    """Whatever the name says; 0 without an image; turned as displayed, or as stored."""
+    Image.new("RGB", (513, 512)).save(tmp_path / "a.jpg", "PNG")
+    (tmp_path / "b.jpg").write_bytes(b"not an image")
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.new("RGB", (64, 48)).save(tmp_path / "c.jpg", exif=exif)
+    index = Index("images", tmp_path, ["a.jpg", "b.jpg", "c.jpg", "missing.jpg"], np.zeros((4, 3), np.float32))
+    assert image_sizes_px(index.read, range(4)).tolist() == [[512, 513], [0, 0], [64, 48], [0, 0]]
+    assert image_sizes_px(index.read, range(4), stored=True).tolist() == [[512, 513], [0, 0], [48, 64], [0, 0]]
+    assert [spread(0, 3), spread(2, 3), spread(9, 3)] == [[], [0, 1], [0, 4, 8]]

@@ -7,7 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from nvidia.dali import Pipeline
 from PIL import Image as PillowImage
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.batch import Batch
+from peclr_dali.pipelines.batch import Batch, BatchMemory
 from peclr_dali.pipelines.loader.prepare import SUBSTITUTE_ATTEMPTS, Quarantine
-from peclr_dali.pipelines.samples.index import Bytes, Index, Store, _read_or_error, read_file
+from peclr_dali.pipelines.samples.index import Bytes, Index, Store
 from peclr_dali.pipelines.samples.order import EpochOrder, Order
 from peclr_dali.pipelines.samples.partners import of_same_group
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
@@ -197,44 +197,29 @@ def test_odd_files_among_good_ones(renderer: RendererName, tmp_path: Path, caplo
     assert all(count >= 25 for count in seen.values())
 
 
-@pytest.fixture
-def failing(folder: Index, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Store]:
-    """Makes reading one file fail with an error of the system; gives a store that reads the files too."""
+class Failing(Store):
+    """Reads the files of an index, but one fails with an error of the system."""
 
-    def fail(number: int) -> Store:
-        def read(path: str) -> bytes:
-            if path.endswith("/007.jpg"):
-                raise OSError(number, os.strerror(number))
-            return read_file(path)
+    def __init__(self, index: Index, number: int) -> None:
+        self.index, self.number = dataclasses.replace(index, store=None), number
 
-        class Files(Store):
-            def read(self, rows: Sequence[int]) -> list[Bytes]:
-                return [_read_or_error(f"{folder.root}/{folder.paths[row]}") for row in rows]
-
-        monkeypatch.setattr("peclr_dali.pipelines.samples.index.read_file", read)
-        monkeypatch.setattr("peclr_dali.pipelines.loader.prepare.read_sound_jpegs", lambda paths: [None] * len(paths))
-        return Files()
-
-    return fail
+    def read(self, rows: Sequence[int]) -> list[Bytes]:
+        read = dict(zip(rows, self.index.read_many(rows), strict=True))
+        return [OSError(self.number, os.strerror(self.number)) if row == 7 else read[row] for row in rows]
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE])
-@pytest.mark.parametrize("stored", [False, True])
 def test_an_error_of_the_machine_ends_the_run_and_makes_no_file_bad(
-    folder: Index, failing: Callable[[int], Store], number: int, stored: bool, caplog: pytest.LogCaptureFixture
+    folder: Index, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = failing(number)
     with pytest.raises(UserError, match=rf"/007\.jpg: {os.strerror(number)}\. This may be an error of the machine"):
-        load(dataclasses.replace(folder, store=store if stored else None))
+        load(dataclasses.replace(folder, store=Failing(folder, number)))
     assert "cannot be used" not in caplog.text
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG])
-def test_an_error_of_a_file_makes_it_bad(
-    folder: Index, failing: Callable[[int], Store], number: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    failing(number)
-    assert len(load(folder)) == 6
+def test_an_error_of_a_file_makes_it_bad(folder: Index, number: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(load(dataclasses.replace(folder, store=Failing(folder, number)))) == 6
     assert f"007.jpg cannot be used ({os.strerror(number)})" in caplog.text
 
 
@@ -355,3 +340,20 @@ def test_a_closed_loader_raises_an_error(folder: Index) -> None:
     never.close()
     with pytest.raises(RuntimeError, match="the loader is closed"):
         next(iter(never))
+
+
+def test_a_buffer_is_reused_only_when_nothing_refers_to_it() -> None:
+    memory = BatchMemory(4, [8], torch.device("cpu"), torch.device("cpu"))
+    first = memory.batch(np.arange(4)).views[0].image
+    address = first.data_ptr()
+    first.fill_(7)
+    view = first[1:3]
+    del first
+    other = memory.batch(np.arange(4)).views[0].image
+    other.fill_(9)
+    assert other.data_ptr() != address  # a view of the first one is still in use
+    assert (view == 7).all()
+    del view
+    assert memory.batch(np.arange(4)).views[0].image.data_ptr() == address
+    del memory
+    assert (other == 9).all()

@@ -1,6 +1,7 @@
 """All ways to make views against the float64 oracle, and the emitted matrices against where dots really land."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import cv2
@@ -9,14 +10,15 @@ import pytest
 import torch
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.arrays import FloatArray
+from peclr_dali.pipelines.arrays import BoolArray, FloatArray
+from peclr_dali.pipelines.batch import View
 from peclr_dali.pipelines.render.cpu_views import view_to_source
-from peclr_dali.pipelines.views.appearance import Range
+from peclr_dali.pipelines.views.appearance import Column, Range
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.pipelines.views.draws import COLUMNS, Draw
 from peclr_dali.pipelines.views.plan import count_halvings
 from tests.pipelines import reference
-from tests.pipelines.harness import NO_COLOUR, RENDERERS, RendererName, draws_of, make_views, smooth_image
+from tests.pipelines.harness import NO_COLOUR, RENDERERS, Image, RendererName, draws_of, make_views, smooth_image
 
 PLAIN_DRAW = np.zeros(COLUMNS, np.float32)
 PLAIN_DRAW[[Draw.MAGNIFICATION, Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE]] = 1
@@ -39,6 +41,39 @@ def near_hue_cut(image: np.ndarray, margin: float = 2.0) -> np.ndarray:
     return np.asarray((red >= np.maximum(green, blue) - margin) & (np.abs(green - blue) <= margin))
 
 
+def differences_from_oracle(
+    view: View,
+    images: Sequence[Image],
+    boxes: FloatArray,
+    draws: FloatArray,
+    augmentation: Augmentation,
+    mirror: BoolArray | None = None,
+    *,
+    border: bool = False,
+    margin: float = 2.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Absolute differences of pixels that are far from the fill, and which of them are near the hue's cut.
+
+    The matrices are compared too. `border`: all pixels, since there is no jump at the image's border.
+    """
+    geometry, colour, found, near = augmentation.geometry, augmentation.colour, [], []
+    for row, image in enumerate(images):
+        box_px, draw, mirrored = boxes[row], draws[row], mirror is not None and bool(mirror[row])
+        matrices = reference.view_matrices(box_px, image.shape[:2], draw, geometry.side_px, mirror=mirrored)
+        np.testing.assert_allclose(view.matrix[row], matrices[0], atol=1e-6)
+        np.testing.assert_allclose(view.source_to_view_px[row], matrices[1], atol=2e-4)
+        plain, expected = (
+            reference.make_view(image, box_px, draw, geometry, how, augmentation.appearance, mirror=mirrored)
+            for how in (NO_COLOUR, colour)
+        )
+        checked = far_from_fill(view.source_to_view_px[row].numpy(), image.shape[:2], geometry.side_px) | border
+        if draw[Column.SOBEL] or draw[Column.BLUR]:  # which carry the border's jump inside
+            checked = cv2.erode(checked.astype(np.uint8), np.ones((15, 15))) > 0
+        found.append(np.abs(expected.astype(float) - view.image[row].permute(1, 2, 0).cpu().numpy())[checked])
+        near.append((near_hue_cut(plain, margin) & (colour.jitter == "hsv"))[checked])
+    return np.concatenate(found), np.concatenate(near)
+
+
 @pytest.mark.parametrize("renderer", RENDERERS)
 @pytest.mark.parametrize("jitter", ["none", "hsv"])
 @pytest.mark.parametrize("fill", [0, 77, "edge"])
@@ -55,27 +90,12 @@ def test_pixels_agree_with_the_oracle(
     mirror = np.arange(len(images)) % 3 == 1
     (view,) = make_views(renderer, images, boxes, [draws], geometry, colour, mirror=mirror)
 
-    found, excluded = [], 0
-    for row, (image, size) in enumerate(zip(images, sizes, strict=True)):
-        mirrored = bool(mirror[row])
-        augmentation, to_view_px = reference.view_matrices(
-            boxes[row], size, draws[row], geometry.side_px, mirror=mirrored
-        )
-        np.testing.assert_allclose(view.matrix[row], augmentation, atol=1e-6)
-        np.testing.assert_allclose(view.source_to_view_px[row], to_view_px, atol=2e-4)
-        expected = reference.make_view(image, boxes[row], draws[row], geometry, colour, mirror=mirrored)
-        difference = np.abs(expected.astype(int) - view.image[row].permute(1, 2, 0).numpy())
-        checked = far_from_fill(view.source_to_view_px[row].numpy(), size, geometry.side_px)
-        if fill == "edge":  # what lies outside is the border, and nowhere is there a jump
-            checked = np.ones_like(checked)
-        if jitter == "hsv":
-            cut = near_hue_cut(reference.make_view(image, boxes[row], draws[row], geometry, NO_COLOUR, mirror=mirrored))
-            excluded += int((cut & checked).sum())
-            checked &= ~cut
-        found.append(difference[checked])
-    differences = np.concatenate(found)
+    differences, near = differences_from_oracle(
+        view, images, boxes, draws, Augmentation(geometry, colour), mirror, border=fill == "edge"
+    )
+    differences = differences[~near]
     assert len(differences) > 100_000
-    assert excluded < 0.15 * len(differences)
+    assert near.sum() < 0.15 * len(differences)
     assert differences.mean() <= 1.0
     assert np.percentile(differences, 99.9) <= 6
 
@@ -93,23 +113,6 @@ def test_rounding_shows_only_where_the_hue_wraps_around(renderer: RendererName) 
     for row, image in enumerate(images):
         expected = reference.jitter(image.astype(float), colour, draws[row])
         assert np.abs(expected - view.image[row].permute(1, 2, 0).numpy()).max() <= 0.51
-
-
-@pytest.mark.parametrize("renderer", RENDERERS)
-def test_minified_views_do_not_alias(renderer: RendererName) -> None:
-    """A checkerboard below the Nyquist rate turns into its mean, with antialiasing only."""
-    board = (np.indices((256, 256)).sum(axis=0) % 2 * 255).astype(np.uint8)[..., None].repeat(3, axis=2)
-    draws = PLAIN_DRAW[None].copy()
-    draws[0, Draw.ANGLE_DEG] = 17
-    box = np.array([[128, 128, 200]], np.float32)
-
-    def deviation(antialias: bool) -> float:
-        geometry = GeometryConfig(side_px=64, antialias=antialias)
-        (view,) = make_views(renderer, [board], box, [draws], geometry, NO_COLOUR)
-        return float((view.image[0, :, 8:-8, 8:-8].float() - 127.5).std())
-
-    assert deviation(antialias=True) < 3
-    assert deviation(antialias=False) > 15
 
 
 def dots_image(centers_px: np.ndarray, size_px: int, sigma_px: float) -> np.ndarray:

@@ -1,4 +1,3 @@
-import itertools
 import math
 import subprocess
 import sys
@@ -96,19 +95,6 @@ def test_invariances(samples: int, dim: int, seed: int) -> None:
         nt_xent(first * length, second),
     ):
         torch.testing.assert_close(changed, loss, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("bounds", [[0, 7], [0, 3, 7], [0, 1, 2, 6, 7]])
-def test_shares_of_the_rows_add_up_and_so_do_their_gradients(bounds: list[int]) -> None:
-    embeddings = torch.stack(pair(7, 4)).requires_grad_()  # (2, N, D)
-    whole = nt_xent(embeddings[0], embeddings[1])
-    (gradient,) = torch.autograd.grad(whole, embeddings)
-
-    parts = [range(*ends) for ends in itertools.pairwise(bounds)]
-    shares = [NTXent().share(embeddings, rows) for rows in parts]
-    gradients = [torch.autograd.grad(share, embeddings)[0] for share in shares]
-    torch.testing.assert_close(torch.stack(shares).sum(), whole, atol=1e-13, rtol=0)
-    torch.testing.assert_close(torch.stack(gradients).sum(0), gradient, atol=1e-13, rtol=0)
 
 
 def untiled(embeddings: Tensor, rows: range, temperature: float) -> Tensor:

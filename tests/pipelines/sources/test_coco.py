@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import ExifTags, Image
 
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
@@ -154,22 +153,6 @@ def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> Non
     assert_refused(
         DataConfig("coco", str(root)),
         "most boxes end outside of their images; expected bbox as x, y, width, height",
-        root,
-    )
-
-
-def test_sizes_before_exif_turned_the_images_end_in_one_line(root: Path) -> None:
-    """The labels are of the pixels as stored, then, and boxes show other parts of the images."""
-    content = json.loads((root / "annotations.json").read_text())
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    for image in content["images"]:
-        Image.new("RGB", (64, 48)).save(root / image["file_name"], exif=exif)
-        image.update(width=64, height=48)
-    (root / "annotations.json").write_text(json.dumps(content))
-    assert_refused(
-        DataConfig("coco", str(root)),
-        "20 of 20 images have another size .* 48, 64; labelled_size_px 64, 48.*before EXIF turned",
         root,
     )
 
