@@ -42,6 +42,8 @@ _OTHER_KINDS = (
 )
 """Offset, bytes there, and what such a file is."""
 
+_EXIF = np.frombuffer(b"Exif\0\0", np.uint8)
+
 JPEG_FAULTS = {
     2: "JPEG cut in its header after {size} bytes",
     3: "JPEG without a marker at byte {at}",
@@ -162,7 +164,7 @@ def walk_jpeg(data: Any) -> tuple[int, int, int, int]:
             return 6, at, marker, 0
         elif marker < 0xC0 or 0xD0 <= marker <= 0xD9:
             return 7, at, marker, 0
-        elif marker == 0xE1 and not orientation and _is_exif(data, at + 4, end):
+        elif marker == 0xE1 and not orientation and np.array_equal(data[at + 4 : min(at + 10, end)], _EXIF):
             orientation = read_orientation(data[at + 10 : end])
         at = end
     if not frame:
@@ -174,15 +176,6 @@ def walk_jpeg(data: Any) -> tuple[int, int, int, int]:
         if data[last] == 0xFF and data[last + 1] == 0xD9:
             return 0, max(orientation, 1), height, width
     return 14, at, 0, 0
-
-
-@cached(numba.njit, nogil=True)
-def _is_exif(data: Any, start: int, end: int) -> bool:
-    """Whether a segment's body begins with "Exif", 0, 0."""
-    if end - start < 6:
-        return False
-    a, b, c, d, e, f = data[start : start + 6]
-    return bool(a == 0x45 and b == 0x78 and c == 0x69 and d == 0x66 and e == 0 and f == 0)
 
 
 # Functions of the C library, with the types of 64-bit Linux.

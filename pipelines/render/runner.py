@@ -88,11 +88,8 @@ class FileDecoder:
         )
 
 
-_NO_MEMORY = re.compile(r"alloc|out of memory|insufficient memory", re.IGNORECASE)
-
-
 def raise_if_no_memory(error: RuntimeError) -> None:
     """Raise DALI's error if its text tells of a lack of memory: then no file is at fault."""
-    if _NO_MEMORY.search(str(error)):
+    if re.search(r"alloc|out of memory|insufficient memory", str(error), re.IGNORECASE):
         error.add_note("Lower pipelines.batch, pipelines.ahead or pipelines.threads.")
         raise error

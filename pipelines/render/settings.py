@@ -32,9 +32,6 @@ and undo their Huffman code, and DALI gives each its own buffers, on the GPU and
 _WITH_JPEG_ENGINES = ((8, 0), (9, 0), (10, 0))
 """Compute capabilities of the GPUs with engines that decode JPEGs beside the cores: A100, H100 and H200, B200."""
 
-_SIZES_READ = 32
-"""Number of images whose size is read."""
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -101,7 +98,7 @@ def choose_settings(
         UserError: the configuration asks for a GPU, and `device` is none.
     """
     decoder, views, why = _where_pixels_are_made(config, device)
-    sizes_px = image_sizes_px(index.read, spread(len(index), _SIZES_READ), stored=True)
+    sizes_px = image_sizes_px(index.read, spread(len(index), 32), stored=True)
     pixels = int(sizes_px.prod(axis=1).max(initial=0))
     share = max(1, available_cores() // processes_here)
     # Of the largest sampled images, in steps of 64 pixels: the decoder reserves as much for each image.

@@ -265,7 +265,12 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     """
     if len(indices) == 1:
         return indices[0]
-    root, folders = _common_root([str(index.root) for index in indices])
+    roots = [str(index.root) for index in indices]
+    folders = [root if is_address(root) else os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay
+    root = " + ".join(folders)
+    if not any(is_address(root) for root in roots):
+        root = os.path.commonpath(folders)
+        folders = [os.path.relpath(folder, root) for folder in folders]
     counts = [len(index) for index in indices]
     return Index(
         name=" + ".join(index.name for index in indices),
@@ -299,15 +304,6 @@ class _JoinedStore(Store):
             if own:
                 read |= zip(own, index.read_many([row - first for row in own]), strict=True)
         return [read[row] for row in rows]
-
-
-def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:
-    """The folder that holds all roots, and each root relative to it; if one is an address, the roots as they are."""
-    full = [root if is_address(root) else os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay
-    if any(is_address(root) for root in roots):
-        return " + ".join(full), full
-    common = os.path.commonpath(full)
-    return common, [os.path.relpath(root, common) for root in full]
 
 
 def _join_targets(indices: Sequence[Index], counts: Sequence[int]) -> dict[str, FloatArray]:

@@ -18,9 +18,6 @@ from peclr_dali.pipelines.files.check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index, project_px
 from peclr_dali.skeleton import HAND
 
-_SAMPLED = 64
-"""Largest number of images whose size is read."""
-
 _log = logging.getLogger(__name__)
 
 Tables: TypeAlias = Mapping[str, AnyArray]
@@ -355,7 +352,7 @@ def validate(index: Index) -> None:
         UserError: a rule finds so many wrong samples that nothing can be right.
     """
     boxed = np.flatnonzero(index.box_px[:, 2] > 0)
-    rows = boxed[spread(len(boxed), _SAMPLED)]
+    rows = boxed[spread(len(boxed), 64)]
     size_px = np.full((len(index), 2), np.nan)
     size_px[rows] = image_sizes_px(index.read, rows.tolist())[:, ::-1]
     size_px[size_px == 0] = np.nan  # of an image that cannot be read

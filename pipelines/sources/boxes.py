@@ -26,8 +26,6 @@ _LABELS = {
 
 _WITHOUT_BOX = ("none", "unreadable")
 _HANDS = ("left", "right", *_WITHOUT_BOX)
-_LARGEST = 1e7
-"""Landmarks lie in the image or near it."""
 
 _log = logging.getLogger(__name__)
 
@@ -212,7 +210,7 @@ def _numbers(row: _Row, label: str) -> FloatArray:
     if not any(cells):
         return np.full(len(cells), np.nan, np.float32)
     values = as_numbers(cells)
-    if values is None or not (np.abs(values) < _LARGEST).all():
+    if values is None or not (np.abs(values) < 1e7).all():  # landmarks lie in the image or near it
         expected = f"{len(cells)} numbers in {columns[0]} to {columns[-1]}"
         raise UserError(f"{row.place}: {str(list(cells))[:80]}; expected {expected}. Mend it.")
     return values.astype(np.float32)

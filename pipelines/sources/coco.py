@@ -32,9 +32,6 @@ _MMPOSE = {
 }
 """Names of keypoints in MMPose's datasets of hands, and ours."""
 
-_LOOKED_AT = 8
-"""Number of images whose size is read."""
-
 
 def load_coco(config: DataConfig) -> Index:
     """Read all hands with a labelled keypoint, in the order of the file; crowds are left out.
@@ -83,7 +80,7 @@ def load_coco(config: DataConfig) -> Index:
         label_file=str(file),
         labelled_size_px=size_px.astype(np.float32).reshape(-1, 2),
     )
-    looked_at = spread(len(index), _LOOKED_AT)
+    looked_at = spread(len(index), 8)
     refuse_corners(file, bbox[looked_at], image_sizes_px(index.read, looked_at)[:, ::-1])
     return index.select(sized[rows_of_split(index.groups[sized], config.split)])
 

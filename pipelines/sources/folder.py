@@ -16,7 +16,6 @@ from peclr_dali.pipelines.sources.boxes import with_boxes
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 _BROKEN_LINK = "broken links"
-_KINDS_NAMED = 5
 _NOT_READ = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
 """Endings of images that the data path cannot decode."""
 
@@ -62,7 +61,7 @@ def load_folder(config: DataConfig) -> Index:
 
 def _counts(files: Mapping[str, int]) -> str:
     """Numbers of files by kind, the most frequent kinds first."""
-    return ", ".join(f"{count} {kind}" for kind, count in Counter(files).most_common(_KINDS_NAMED))
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(files).most_common(5))
 
 
 def files_under(root: Path, endings: tuple[str, ...]) -> tuple[list[str], Counter[str]]:

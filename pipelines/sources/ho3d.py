@@ -28,8 +28,6 @@ from peclr_dali.skeleton import HAND
 OPENGL_TO_CAMERA = (1.0, -1.0, -1.0)
 """Signs that turn the annotations' axes (y up, negative z forward) into those of `Index` (y down, z forward)."""
 
-_LINE = re.compile(r"[\w-]+/[\w-]+")
-
 log = logging.getLogger(__name__)
 
 
@@ -118,7 +116,7 @@ def _listed_frames(root: Path, folder: str) -> list[tuple[str, str]]:
         if not lines:
             raise ValueError("empty")
         for number, line in enumerate(lines, start=1):
-            if not _LINE.fullmatch(line):
+            if not re.fullmatch(r"[\w-]+/[\w-]+", line):
                 raise ValueError(f"line {number}: {line[:80]!r}")
     return [(sequence, frame) for sequence, _, frame in (line.partition("/") for line in lines)]
 

@@ -26,9 +26,6 @@ from peclr_dali.pipelines.sources.label_files.dataset_file import Tables, datase
 from peclr_dali.pipelines.sources.label_files.pickles import VERTICES, read_regressor
 from peclr_dali.pipelines.sources.label_files.stored_images import image_name, stored_images
 
-_SAME_SHAPE = 0.01
-"""Largest relative difference of aspect ratios that count as equal, as those of 854 x 480 and 1280 x 720."""
-
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -183,6 +180,7 @@ def _scales(root: Path, names: Sequence[str], stored: Sequence[str | None], size
             if not stored_px.all():  # the loader reports it later
                 continue
             scale = stored_px[::-1] / size_px[row]
-            of_video[video] = scale if abs(scale[0] / scale[1] - 1) <= _SAME_SHAPE else np.full(2, np.nan)
+            # 854 x 480 and 1280 x 720 count as one shape.
+            of_video[video] = scale if abs(scale[0] / scale[1] - 1) <= 0.01 else np.full(2, np.nan)
         scales[row] = of_video[video]
     return scales

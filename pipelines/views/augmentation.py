@@ -3,8 +3,8 @@
 This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
 
-from dataclasses import fields, replace
-from typing import Annotated, Any, Final, Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
@@ -52,17 +52,17 @@ class GeometryConfig:
         return value
 
 
-_OF_ALL_VIEWS: Final = ("side_px", "scale_is", "fill", "antialias")
-_STILL: Final[dict[str, Any]] = {
-    "rotation_deg": (0.0, 0.0), "translation_frac": 0.0, "scale": (1.0, 1.0), "crop_probability": 0.0,
-    "crop_side_frac": (1.0, 1.0), "flip_probability": 0.0,
-}  # fmt: skip
-
-
 def without_augmentation(geometry: GeometryConfig) -> GeometryConfig:
-    """The geometry of the canonical view: its size and fill, no map. Every field must be in one of the lists above."""
-    values = {field.name: _STILL[field.name] for field in fields(geometry) if field.name not in _OF_ALL_VIEWS}
-    return replace(geometry, **values)
+    """The geometry of the canonical view: its size and fill, no map."""
+    return replace(
+        geometry,
+        rotation_deg=(0.0, 0.0),
+        translation_frac=0.0,
+        scale=(1.0, 1.0),
+        crop_probability=0.0,
+        crop_side_frac=(1.0, 1.0),
+        flip_probability=0.0,
+    )
 
 
 @dataclass(frozen=True, config=STRICT)

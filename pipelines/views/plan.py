@@ -23,17 +23,11 @@ HALVE_BELOW: Final = math.sqrt(0.5)
 MAX_HALVINGS: Final = 6
 """Largest number of halvings: enough for an image of 64 times the view's side."""
 
-_ROUNDED: Final = 1 + 1e-6
-"""Largest factor by which a view exceeds its ranges, since draws and boxes are float32."""
-
 LEAST_PIXELS: Final = 2**18
 """Images with fewer pixels are decoded whole: a region would save little."""
 
 LARGEST_SHARE: Final = 0.8
 """Largest share of the image's area; decoding a larger region takes as long as the whole image."""
-
-_MARGIN_PX: Final = 2
-"""Pixels added around a region: decoders that interpolate chroma may differ at its border."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +178,7 @@ def _least_magnification_px(geometry: GeometryConfig) -> float:
     least = 1 / geometry.scale[1] if geometry.scale_is == "margin" else geometry.scale[0]
     if geometry.crop_probability == 1:
         least /= geometry.crop_side_frac[1]
-    return geometry.side_px * least / _ROUNDED
+    return geometry.side_px * least / (1 + 1e-6)  # draws and boxes are float32
 
 
 def find_regions(
@@ -229,7 +223,8 @@ def find_regions(
             reached = np.stack([a * y - c * x, d * x - b * y], axis=1) / determinant[:, None]  # (N, 2, 4): y, x
             low[shown] = np.minimum(low[shown], reached.min(axis=2))
             high[shown] = np.maximum(high[shown], reached.max(axis=2))
-        margin = 2 * block_px + _MARGIN_PX  # two pixels for the warp's interpolation
+        # Two pixels for the warp's interpolation; two more, since decoders that interpolate chroma may differ there.
+        margin = 2 * block_px + 2
         bounded = np.isfinite(low) & np.isfinite(high)
         low = np.where(bounded, np.clip(low - margin, 0, size_px), 0)
         high = np.where(bounded, np.clip(high + margin, 0, size_px), size_px)

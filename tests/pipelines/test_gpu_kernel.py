@@ -28,7 +28,7 @@ from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import ImageFile
 from peclr_dali.pipelines.loader import loader
-from peclr_dali.pipelines.render.renderers import GpuViews
+from peclr_dali.pipelines.render.renderers import make_renderer
 from peclr_dali.pipelines.render.settings import choose_settings
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.pipelines.views.draws import Draw
@@ -232,41 +232,49 @@ def test_an_image_of_another_size_than_its_header_says_is_refused(
 
 
 class Decoded(list[torch.Tensor]):
-    """Stands for DALI's list of images on a GPU."""
+    """Stands for DALI's list of images on a GPU, or of the graph's views."""
 
     def shape(self) -> list[tuple[int, ...]]:
         return [tuple(image.shape) for image in self]
 
+    def as_tensor(self) -> torch.Tensor:
+        return torch.stack(self)
 
-def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU: what is asked of the event, in which order."""
+
+@pytest.mark.parametrize("views", ["gpu", "dali"])
+def test_the_images_are_held_until_they_have_been_read(
+    views: Literal["gpu", "dali"], kernel: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: what is asked of the event, in which order. The wait leaves the core to others."""
     monkeypatch.setitem(sys.modules, KERNEL, kernel)
     event = Mock()
     make_views = kernel.make_views
     monkeypatch.setattr(kernel, "make_views", lambda *given: (event.kernel(), make_views(*given)))
-    monkeypatch.setattr(torch.cuda, "Event", lambda blocking: event)
+    monkeypatch.setattr(torch.cuda, "Event", lambda blocking: event if blocking else None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
     geometry = GeometryConfig(side_px=8)
     plan = plan_views(
-        np.array([[9, 9]]), np.ones(1, np.int64), np.zeros((1, 3), np.float32), [PLAIN_DRAW[None]], [geometry]
+        np.array([[8, 8]]), np.ones(1, np.int64), np.zeros((1, 3), np.float32), [PLAIN_DRAW[None]], [geometry]
     )
     view = View(
         torch.zeros(1, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2), torch.zeros(1, 2, 3), torch.zeros(1, 2, 3)
     )
-    images = Decoded([torch.full((9, 9, 3), 50, dtype=torch.uint8)])
+    images = Decoded([torch.full((8, 8, 3), 50, dtype=torch.uint8)])
     held = weakref.ref(images)
+    matrices = [Mock(as_tensor=lambda: plan.matrix[0])] * 2
 
-    made = GpuViews(settings_of(1, device="gpu", views="gpu"), [Augmentation(geometry, NO_COLOUR)])
-    made.write((images,), plan, [view])
+    made = make_renderer(settings_of(1, device="gpu", views=views), [Augmentation(geometry, NO_COLOUR)])
+    made.write((images, *matrices) if views == "dali" else (images,), plan, [view])
     del images
     gc.collect()
-    assert event.mock_calls == [call.kernel(), call.record()]
+    assert event.mock_calls == [call.kernel()] * (views == "gpu") + [call.record()]
     assert held() is not None
     made.finish()
-    assert event.mock_calls[2:] == [call.synchronize()]
+    assert event.mock_calls[-1] == call.synchronize()
     gc.collect()
     assert held() is None
     assert (view.image == 50).all()
+    np.testing.assert_array_equal(view.matrix, plan.matrix[0])
 
 
 @pytest.fixture

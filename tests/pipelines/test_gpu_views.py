@@ -3,10 +3,9 @@
 Without a GPU only the choice, the places of the nodes and the order of the calls can be shown.
 """
 
-import weakref
 from pathlib import Path
 from typing import Any, Literal
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import cv2
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from nvidia.dali import Pipeline, fn
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.batch import Batch, View, to_device
+from peclr_dali.pipelines.batch import Batch, to_device
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline, view_pipeline
 from peclr_dali.pipelines.render.renderers import CpuViews, DaliViews, GpuViews, make_renderer
@@ -175,28 +174,6 @@ def test_a_place_that_is_not_there_is_refused(
 def test_images_decoded_on_a_gpu_are_not_copied_back() -> None:
     with pytest.raises(ValueError, match='views = "cpu" needs images decoded there'):
         PipelinesConfig(decoder="gpu", views="cpu")
-
-
-def test_the_graphs_views_are_waited_for_later_and_without_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DALI's outputs are held until then: its executor reuses the memory of an output to which nothing refers."""
-    event = Mock()
-    monkeypatch.setattr(torch.cuda, "Event", event)
-    image, matrix = Mock(), Mock()
-    image.as_tensor.return_value = np.full((2, 4, 4, 3), 7, np.uint8)
-    matrix.as_tensor.return_value = np.ones((2, 2, 3), np.float32)
-    view = View(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, 2, 3), torch.zeros(2, 2, 3))
-    held = weakref.ref(image)
-    made = DaliViews(settings_of(2, device="gpu"), [SMALL])
-    made.write((image, matrix, matrix), Mock(draws=[None]), [view])
-    event.assert_called_once_with(blocking=True)
-    event.return_value.record.assert_called_once_with()
-    event.return_value.synchronize.assert_not_called()
-    del image
-    assert held() is not None
-    made.finish()
-    event.return_value.synchronize.assert_called_once_with()
-    assert (view.image == 7).all()
-    assert (view.matrix == 1).all()
 
 
 @pytest.mark.gpu

@@ -16,8 +16,6 @@ from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.skeleton import hand_rows
 
-_PLAIN_DTYPE = re.compile(r"[?]|[biufcSU][0-9]{1,4}")
-
 
 def read_numpy_pickle(file: Path) -> dict[str, Any]:
     """Read the dictionary in a pickle of any version of Python. Its arrays have to be of numbers or text.
@@ -51,7 +49,7 @@ class _Part:
         _, shape, dtype, fortran, raw = self.state
         if str(dtype.code).startswith("O"):
             return None
-        if not _PLAIN_DTYPE.fullmatch(dtype.code):
+        if not re.fullmatch(r"[?]|[biufcSU][0-9]{1,4}", dtype.code):
             raise ValueError("an array that is not of numbers or text")
         order = dtype.state[1] if dtype.state else "="
         data = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2's bytes

@@ -19,7 +19,6 @@ from peclr_dali.pipelines.files.image_file import BadImage
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.shards.tar_index import TarIndex, label_arrays, scan_tar
 
-_COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
 _AT_ONCE = 256
 """Images that are read ahead of the writer."""
 
@@ -145,7 +144,8 @@ def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -
         OSError: the index cannot be written.
     """
     tars = sorted(folder.rglob("*.[tT][aA][rR]"))
-    if compressed := sorted(file.name for file in folder.rglob("*.[tT]*") if _COMPRESSED.search(file.name)):
+    archive = r"\.(tar\.(gz|bz2|xz|zst)|tgz)$"
+    if compressed := sorted(file.name for file in folder.rglob("*.[tT]*") if re.search(archive, file.name.lower())):
         log.warning("%d compressed archives are left out, such as %s: unpack them", len(compressed), compressed[0])
     places = list[Place]()
     for number, tar in enumerate(tars):

@@ -108,7 +108,6 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
     return index
 
 
-_OF_MACOS = re.compile(r"(^|/)(\._|__MACOSX/)")
 _END_BYTES = 2 * tarfile.BLOCKSIZE
 """Zeros that end an archive, unless more of them fill its last record."""
 
@@ -149,7 +148,7 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
 
 
 def _is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_ENDINGS) and not _OF_MACOS.search(name)
+    return name.lower().endswith(IMAGE_ENDINGS) and not re.search(r"(^|/)(\._|__MACOSX/)", name)
 
 
 def _end_of_archive(opened: BinaryIO, start: int, at: int) -> int:
