@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from peclr_dali.models.config import EncoderConfig, ProjectorConfig
 from peclr_dali.models.encoders import Encoder, build_encoder
-from peclr_dali.models.nt_xent import TILE_ELEMENTS, require_pairs
+from peclr_dali.models.nt_xent import TILE_ELEMENTS, require_floats
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -107,9 +107,9 @@ def health(embeddings: Tensor) -> Health:
         embeddings: (2, N, D), both views of N >= 2 samples, of any length.
 
     Raises:
-        ValueError: another shape.
+        ValueError: another shape, or a single sample.
     """
-    require_pairs(embeddings, least=2)
+    require_floats("embeddings", embeddings, (2, "N", "D"))
     samples = embeddings.shape[1]
     with torch.autocast(embeddings.device.type, enabled=False):
         exact = embeddings if embeddings.dtype == torch.float64 else embeddings.float()

@@ -64,7 +64,7 @@ class NTXent(AnchorLoss):
             TypeError: the embeddings are no tensor of floats.
             ValueError: the embeddings are not (2, N, D), or `rows` is no part of 0..N-1.
         """
-        require_pairs(embeddings)
+        require_floats("embeddings", embeddings, (2, "N", "D"))
         _, samples, dim = embeddings.shape
         if rows != range(samples)[rows.start : rows.stop]:
             raise ValueError(f"rows = {rows!r}: expected consecutive samples within {range(samples)}")
@@ -142,10 +142,3 @@ def require_floats(name: str, value: Any, shape: Sequence[int | str]) -> None:
         size == 0 if isinstance(one, str) else size != one for size, one in zip(value.shape, shape, strict=True)
     ):
         raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {wanted}")
-
-
-def require_pairs(embeddings: Any, *, least: int = 1) -> None:
-    """Check that the embeddings are (2, N, D) with N at least `least`. Errors as `require_floats`."""
-    require_floats("embeddings", embeddings, (2, "N", "D"))
-    if embeddings.shape[1] < least:
-        raise ValueError(f"embeddings has shape {tuple(embeddings.shape)}, expected (2, N, D) with N at least {least}")

@@ -20,9 +20,6 @@ Array = npt.NDArray[np.float64]
 FloatArray = npt.NDArray[np.float32]
 Image = npt.NDArray[np.uint8]
 
-
-NO_APPEARANCE = AppearanceConfig()
-
 HALVE_BELOW = math.sqrt(0.5)
 """A view that shows the source at less than this size samples a halved source, and so on for each halving."""
 
@@ -209,9 +206,9 @@ def make_view(
     draws: FloatArray,
     geometry: GeometryConfig,
     colour: ColourConfig,
-    appearance: AppearanceConfig = NO_APPEARANCE,
+    appearance: AppearanceConfig,
     *,
-    mirror: bool = False,
+    mirror: bool,
 ) -> Image:
     """One view (side, side, 3) uint8 of a decoded RGB image (H, W, 3)."""
     warped = warp_view(image, box_px, draws, geometry, mirror=mirror)
