@@ -1,7 +1,4 @@
-"""Keypoints of hands in COCO's JSON format.
-
-Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the format is that of cocodataset.org, "Data format".
-"""
+"""Keypoints of hands in COCO's JSON format."""
 
 import unicodedata
 from pathlib import Path
@@ -16,8 +13,7 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.files.check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.subsets import hash_of_name, refuse_key, rows_of_split
-from peclr_dali.pipelines.sources.boxes import squares_around
-from peclr_dali.pipelines.sources.label_files.coco_json import coco_annotations, refuse_corners
+from peclr_dali.pipelines.sources.boxes import coco_annotations, refuse_corners, squares_around
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
 

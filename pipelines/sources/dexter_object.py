@@ -21,9 +21,8 @@ from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import Index, project_px
 from peclr_dali.pipelines.samples.subsets import refuse_key
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
-from peclr_dali.pipelines.sources.folder import files_under
+from peclr_dali.pipelines.sources.folder import ENDINGS, files_under
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
-from peclr_dali.pipelines.sources.label_files.stored_images import ENDINGS
 from peclr_dali.skeleton import FINGERS, HAND
 
 SEQUENCES = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")

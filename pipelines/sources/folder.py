@@ -1,9 +1,9 @@
-"""Any folder of images of hands."""
+"""Images in folders: any folder of images of hands, and what of a list of names is there."""
 
 import logging
 import os
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,9 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
 from peclr_dali.pipelines.samples.subsets import hash_of_name, rows_of_split
 from peclr_dali.pipelines.sources.boxes import with_boxes
+
+ENDINGS = (".png", ".jpg", ".jpeg")
+"""Of the images of published datasets."""
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 _BROKEN_LINK = "broken links"
@@ -93,3 +96,31 @@ def files_under(root: Path, endings: tuple[str, ...]) -> tuple[list[str], Counte
                 else:
                     others[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1  # noqa: PTH122
     return images, others
+
+
+def stored_images(root: Path, stems: Sequence[str]) -> list[str | None]:
+    """For each path without its ending: the path of the image that exists, or None.
+
+    One folder's listing is in memory at a time.
+
+    Raises:
+        UserError: none exists.
+    """
+    rows_of = defaultdict[str, list[tuple[int, str]]](list)
+    for row, stem in enumerate(stems):
+        rows_of[stem.rpartition("/")[0]].append((row, stem))
+    stored: list[str | None] = [None] * len(stems)
+    for folder, rows in rows_of.items():
+        try:
+            within = f"{folder}/" if folder else ""
+            listing = {within + name for name in os.listdir(root / folder)}  # noqa: PTH208  half the cost of iterdir
+        except OSError:
+            continue
+        for row, stem in rows:
+            stored[row] = next((stem + ending for ending in ENDINGS if stem + ending in listing), None)
+    if not any(stored):
+        raise UserError(
+            f"{root}: none of {len(stems)} images exists; the first would be {stems[0]}.png (or .jpg). Unpack or fetch "
+            "them again, or check data.root."
+        )
+    return stored

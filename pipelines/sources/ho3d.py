@@ -20,9 +20,9 @@ from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import Index, project_px
 from peclr_dali.pipelines.samples.subsets import HELD_OUT_FRAC, hash_of_name, refuse_key
 from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
+from peclr_dali.pipelines.sources.folder import stored_images
 from peclr_dali.pipelines.sources.label_files.dataset_file import Tables, dataset_file, read_json_array, remembered
 from peclr_dali.pipelines.sources.label_files.pickles import MANO_TO_KEYPOINTS, read_numpy_pickle
-from peclr_dali.pipelines.sources.label_files.stored_images import stored_images
 from peclr_dali.skeleton import HAND
 
 OPENGL_TO_CAMERA = (1.0, -1.0, -1.0)
