@@ -20,11 +20,11 @@ from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
 from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.loader.loader import Loader, build_loader
-from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.runner import run_chunks
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import Schedule, build_order
+from peclr_dali.pipelines.views.plan import Chunk
 from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.config.pretraining import Config
 

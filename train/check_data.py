@@ -25,12 +25,12 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
-from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.runner import FileDecoder
 from peclr_dali.pipelines.render.settings import Settings, choose_settings
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.rules import find_faults
 from peclr_dali.pipelines.sources import write_bad_list
+from peclr_dali.pipelines.views.plan import Chunk
 
 DOES_NOT_DECODE: Final = "its compressed data does not decode"
 ENDS_THE_DECODER: Final = "ends the decoder's process, or keeps it busy for minutes"

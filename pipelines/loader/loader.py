@@ -3,7 +3,7 @@
     positions -> samples (samples/order.py) -> files -> plan (prepare.py)
         -> decoded images (render/runner.py) -> views (render/renderers.py)
 
-A `Chunk` (render/chunk.py) passes through all of them. The last stage writes its views into rows of the step's batch.
+A `Chunk` (views/plan.py) passes through all of them. The last stage writes its views into rows of the step's batch.
 """
 
 from collections import deque
@@ -21,13 +21,13 @@ from peclr_dali.pipelines.batch import Batch, BatchMemory
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.loader.ahead import Ahead
 from peclr_dali.pipelines.loader.prepare import Planner, Quarantine, Reader
-from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.renderers import make_renderer
 from peclr_dali.pipelines.render.runner import FileDecoder, Outputs, run_chunks
 from peclr_dali.pipelines.render.settings import Settings, choose_settings
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import Schedule
 from peclr_dali.pipelines.views.augmentation import Augmentation
+from peclr_dali.pipelines.views.plan import Chunk
 
 
 def build_loader(

@@ -11,13 +11,12 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
 from peclr_dali.pipelines.files.check import check_image, read_sound_jpegs
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
-from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import Order
 from peclr_dali.pipelines.samples.partners import Partners
 from peclr_dali.pipelines.views.augmentation import Augmentation
 from peclr_dali.pipelines.views.draws import draw_view
-from peclr_dali.pipelines.views.plan import plan_views
+from peclr_dali.pipelines.views.plan import Chunk, plan_views
 
 SUBSTITUTE_ATTEMPTS = 64
 """Number of bad substitutes in a row after which the run stops: the whole source is probably broken."""

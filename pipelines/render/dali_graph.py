@@ -14,10 +14,10 @@ import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
-from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.settings import Settings
 from peclr_dali.pipelines.views.augmentation import Augmentation
 from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.plan import Chunk
 
 Node = Any  # DALI's DataNode carries no types
 

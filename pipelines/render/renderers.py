@@ -14,13 +14,12 @@ from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.batch import View
 from peclr_dali.pipelines.render.appearance_cpu import change_views
 from peclr_dali.pipelines.render.appearance_tensors import change_tensors
-from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.cpu_views import start_views
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline, view_pipeline
 from peclr_dali.pipelines.render.runner import Outputs
 from peclr_dali.pipelines.render.settings import Settings
 from peclr_dali.pipelines.views.augmentation import Augmentation
-from peclr_dali.pipelines.views.plan import Plan
+from peclr_dali.pipelines.views.plan import Chunk, Plan
 
 
 class Renderer(ABC):

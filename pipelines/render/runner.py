@@ -11,9 +11,9 @@ import numpy as np
 from nvidia.dali import Pipeline
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.settings import Settings
+from peclr_dali.pipelines.views.plan import Chunk
 
 Outputs = tuple[Any, ...]  # DALI's TensorLists carry no types
 

@@ -17,7 +17,6 @@ from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.loader.loader import Loader, build_loader
 from peclr_dali.pipelines.loader.prepare import Quarantine
-from peclr_dali.pipelines.render.chunk import Chunk
 from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.renderers import make_renderer
 from peclr_dali.pipelines.render.runner import run_chunks
@@ -27,7 +26,7 @@ from peclr_dali.pipelines.samples.order import EpochOrder, Order, Schedule
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.pipelines.views.draws import draw_view
-from peclr_dali.pipelines.views.plan import plan_views
+from peclr_dali.pipelines.views.plan import Chunk, plan_views
 
 Image = npt.NDArray[np.uint8]
 RendererName = Literal["dali", "cpu"]

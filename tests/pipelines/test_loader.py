@@ -255,7 +255,7 @@ import numpy as np
 import psutil
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.files.check import check_image
-from peclr_dali.pipelines.render.chunk import Chunk
+from peclr_dali.pipelines.views.plan import Chunk
 from peclr_dali.pipelines.render.runner import FileDecoder
 from tests.pipelines.harness import settings_of
 
