@@ -55,7 +55,7 @@ def load_shards(config: DataConfig) -> Index:
         name=tars.name,
         root=config.root if is_address(config.root) else Path(config.root),
         paths=tars.names(),
-        box_px=labels.get("box_px", np.tile(np.array(WHOLE_IMAGE, np.float32), (len(tars), 1))),
+        box_px=labels.get("box_px", np.tile(np.array(WHOLE_IMAGE, np.float32), (len(tars.tar), 1))),
         keypoints_px=labels.get("keypoints_px"),
         mirror=labels.get("mirror"),
         group=labels.get("group"),

@@ -53,9 +53,6 @@ class TarIndex:
     labels: Mapping[str, AnyArray] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self.tar)
-
     def names(self) -> list[str]:
         """The names of the samples: each that of its tar file, and its own within it."""
         tars = [f"{tar}/" for tar in self.tars.tolist()]
