@@ -31,7 +31,13 @@ class Encoder(nn.Module):
     classifier: tuple[str, ...] = ()
 
     def forward(self, image: Tensor) -> Tensor:
-        """Pooled features: (N, 3, S, S) float, normalised as models/network.py does, to (N, feature_dim)."""
+        """Pooled features: (N, 3, S, S) float, normalised as models/network.py does, to (N, feature_dim).
+
+        Raises:
+            TypeError: the pixels are whole numbers, as the loader gives them.
+        """
+        if not image.is_floating_point():
+            raise TypeError(f"image is of {image.dtype}, expected floats: divide by 255 and normalise it first")
         features: Tensor = getattr(self, self.inner)(image)
         return features
 

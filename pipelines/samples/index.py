@@ -250,7 +250,10 @@ def read_file(path: str) -> bytes:
         if found.st_size > MAX_FILE_BYTES:
             raise OSError(f"{found.st_size >> 20} MiB; only files of up to {MAX_FILE_BYTES >> 20} MiB are read")
         with open(descriptor, "rb", buffering=0, closefd=False) as file:
-            return file.read()
+            data = file.read()
+        if data is None:  # a special file such as /proc/kmsg, which counts as a regular one
+            raise OSError("not readable now")
+        return data
     finally:
         os.close(descriptor)
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from peclr_dali.models.config import ProjectorConfig
+from peclr_dali.models.encoders import make_encoder
 from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD, Normalize, build_projector, health
 
 
@@ -51,6 +52,8 @@ def test_autocast_gets_the_rounded_float32_in_one_pass(dtype: torch.dtype, layou
 def test_pixels_in_another_unit_are_named() -> None:
     with pytest.raises(TypeError, match=r"of torch.float32, expected uint8 .*: leave out '/ 255'"):
         Normalize()(every_pixel(LAYOUTS[0]) / 255)
+    with pytest.raises(TypeError, match=r"image is of torch.uint8, expected floats: divide by 255"):
+        make_encoder("resnet18")(every_pixel(LAYOUTS[0]))
 
 
 def test_the_projection_head_is_the_authors() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import ExifTags, Image
 
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
@@ -195,3 +196,19 @@ def test_files_in_another_format_end_in_one_line(text: str | None, message: str,
 def test_a_wrong_entry_ends_in_one_line(entries: str, change: dict[str, Any], message: str, root: Path) -> None:
     changed(root, entries, **change)
     assert_refused(DataConfig("coco", str(root)), message, root / "annotations.json")
+
+
+def test_sizes_before_exif_turned_the_images_end_in_one_line(root: Path) -> None:
+    """The labels are of the pixels as stored, then, and boxes show other parts of the images."""
+    content = json.loads((root / "annotations.json").read_text())
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    for image in content["images"]:
+        Image.new("RGB", (64, 48)).save(root / image["file_name"], exif=exif)
+        image.update(width=64, height=48)
+    (root / "annotations.json").write_text(json.dumps(content))
+    assert_refused(
+        DataConfig("coco", str(root)),
+        "20 of 20 images have another size .* 48, 64; labelled_size_px 64, 48.*before EXIF turned",
+        root,
+    )
