@@ -18,7 +18,6 @@ PARTS = DIGIT + 3 * DIGITS
 
 NO_PROP, BALL, CYLINDER, BOX = range(4)
 _FAR_M = 10.0
-_ARM_M = 0.36
 
 
 class Solids(NamedTuple):
@@ -91,7 +90,7 @@ def build_hand(
 
     arm = arm_rotation(*wrist_rad)
     for bone, side in enumerate((-1.0, 1.0)):
-        start, end = at(side * 0.0105, -0.004, -0.001), np.array([side * 0.021 * bulk, -_ARM_M, -0.002])
+        start, end = at(side * 0.0105, -0.004, -0.001), np.array([side * 0.021 * bulk, -0.36, -0.002])
         put(ARM + bone, arm @ start, arm @ end, 0.0182 * bulk, 0.0310 * bulk, 0.016)
     axes[ARM : ARM + 2] = arm
 

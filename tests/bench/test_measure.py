@@ -40,14 +40,6 @@ def test_loaders_take_turns_and_their_start_is_not_measured() -> None:
     assert rate.cores_busy < 1
 
 
-def test_a_loader_that_ends_is_an_error() -> None:
-    def ends() -> Generator[int]:
-        yield from (3, 4)
-
-    with pytest.raises(RuntimeError, match="ended after 4 images"):
-        measure_in_rounds([ends], Rounds(repeats=2, warmup_s=1, repeat_s=1), print)
-
-
 def test_statistics_in_closed_form() -> None:
     row = rate_of(1, 2, 6).as_row()
     half = 4.302653 * 7**0.5 / 3**0.5

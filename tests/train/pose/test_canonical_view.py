@@ -1,10 +1,9 @@
 """Views of validation, `evaluate` and `predict` are not augmented, whatever a run's geometry says; others are."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig, without_augmentation
@@ -48,12 +47,3 @@ def test_every_field_of_the_geometry_moves_a_view() -> None:
     for name in moving:
         neutral = replace(farthest, **{name: getattr(still, name)})
         assert (matrices(neutral) != matrices(farthest)).any(axis=(1, 2)).all(), f"{name} has no map in the plan"
-
-
-def test_a_field_that_nobody_thought_of_is_found() -> None:
-    @dataclass(frozen=True)
-    class Bent(GeometryConfig):
-        bend: float = 0.2
-
-    with pytest.raises(KeyError, match="bend"):
-        without_augmentation(Bent())
