@@ -201,12 +201,11 @@ def hand_distance(x: float, y: float, z: float, solids: Solids) -> float:
         if outside > min(skip, nearest + 0.004):
             nearest = min(nearest, max(outside, 0.004))
             continue
-        base = 12 + 3 * digit
-        first = part_distance(x, y, z, parts, base)
-        second = part_distance(x, y, z, parts, base + 1)
-        last = part_distance(x, y, z, parts, base + 2)
+        nail = 14 + 3 * digit
+        first = part_distance(x, y, z, parts, nail - 2)
+        second = part_distance(x, y, z, parts, nail - 1)
+        last = part_distance(x, y, z, parts, nail)
         # The back of the last segment is flat: the nail's bed.
-        nail = base + 2
         height = (x - parts[nail, 0]) * frames[nail, 6] + (y - parts[nail, 1]) * frames[nail, 7]
         height += (z - parts[nail, 2]) * frames[nail, 8]
         flat = height - 0.86 * (parts[nail, 6] + parts[nail, 7])
