@@ -148,9 +148,7 @@ def offered_peers() -> list[str]:
 def peer_images(name: str, files: Files, batch: int) -> Generator[int]:
     """Load a peer's batches without end and yield their numbers of images."""
     for first_views, *_ in PEERS[name](files, available_cores(), batch):
-        if len(first_views) != batch:
-            raise ValueError(f"{name}: {len(first_views)} first views in a batch of {batch} images")
-        yield batch
+        yield len(first_views)
 
 
 def checked_files(index: Index, side_px: int) -> Files:

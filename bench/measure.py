@@ -76,35 +76,29 @@ class Rounds:
 def measure_in_rounds(starts: Sequence[Start], rounds: Rounds, progress: Progress) -> list[Rate]:
     """Time endless generators in their steady state, in turn: A B C, A B C, ..., so that a drift affects all of them.
 
-    Each round starts each of them again. Only one runs at a time. One that ends is a RuntimeError.
+    Each round starts each of them again. Only one runs at a time.
     """
     repeats: list[list[Repeat]] = [[] for _ in starts]
     total = rounds.repeats * len(starts)
     for number in range(total):
         progress(number, total)
-        repeats[number % len(starts)].append(_repeat(starts[number % len(starts)], rounds))
+        with closing(starts[number % len(starts)]()) as batches:
+            _take(batches, 0)
+            _take(batches, rounds.warmup_s)
+            cpu_before_s = cpu_seconds()
+            images, seconds = _take(batches, rounds.repeat_s)
+            repeats[number % len(starts)].append(Repeat(images, seconds, cpu_seconds() - cpu_before_s))
     progress(total, total)
     return [Rate(timed) for timed in repeats]
 
 
-def _repeat(start: Start, rounds: Rounds) -> Repeat:
-    with closing(start()) as batches:
-        _take(batches, 0)
-        _take(batches, rounds.warmup_s)
-        cpu_before_s = cpu_seconds()
-        images, seconds = _take(batches, rounds.repeat_s)
-        return Repeat(images, seconds, cpu_seconds() - cpu_before_s)
-
-
 def _take(batches: Generator[int], least_s: float) -> tuple[int, float]:
     """Take batches for at least `least_s` seconds. Returns the number of images and the seconds."""
-    images, began_s = 0, time.perf_counter()
-    for count in batches:
-        images += count
-        seconds = time.perf_counter() - began_s
-        if seconds >= least_s:
-            return images, seconds
-    raise RuntimeError(f"the loader ended after {images} images; one to measure must not end")
+    began_s = time.perf_counter()
+    images = next(batches)
+    while (seconds := time.perf_counter() - began_s) < least_s:
+        images += next(batches)
+    return images, seconds
 
 
 def cpu_seconds() -> float:

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil  # type: ignore[import-untyped]
 
 from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
 from peclr_dali.parsing import parse_json, regular
+from peclr_dali.train.pose.metrics import METRICS
 
 Row = Mapping[str, Any]
 
@@ -58,9 +60,50 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def append_new(file: Path, row: Row) -> None:
+    """Add a row and this machine to a file, unless the file has the row, of whatever machine."""
+    entry = json.loads(json.dumps(row, default=np.ndarray.tolist))
+    recorded = read_rows(file) if file.exists() else []
+    if not any({**entry, "machine": known["machine"]} == known for known in recorded):
+        append(file, {**entry, "machine": describe_machine()})
+
+
 def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table in Markdown, its columns aligned."""
     rows = [heads, ["---"] * len(heads), *lines]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
     return "".join(f"| {' | '.join(row)} |\n" for row in padded)
+
+
+def study_tables(rows: Sequence[Row]) -> str:
+    """The tables of a study in Markdown, from its rows: errors of constants and arms, and comparisons."""
+    arms: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["kind"] == "constant":
+            arms |= {f"{name}, {row['on']}": [errors] for name, errors in row["constants"].items()}
+        elif row["kind"] in ("arm", "map"):
+            arms.setdefault(row["arm"], []).append(row)
+    titles = {name: metric.title_and_unit for name, metric in METRICS.items()}
+    titles |= {"rotation_error_px": "rotated, px of 128", "shift_error_px": "shifted, px of 128"}  # means of the maps
+    metrics = [metric for metric in titles if any(metric in row for row in rows)]
+    heads = ["mean and range over seeds; published", *(titles[metric] for metric in metrics)]
+    errors = markdown(heads, [[arm, *(_cell(arms[arm], metric) for metric in metrics)] for arm in arms])
+    heads = ["", "metric", "mean", "95 % interval", "better by", "published, %", "better than constants"]
+    compared = [
+        [
+            f"{row['better']} minus {row['than']}", titles[row["metric"]], f"{row['mean']:+.3f}",
+            f"{row['low']:+.3f} to {row['high']:+.3f}", f"{row['better_by_percent']:+.1f} %",
+            f"{row['published_percent'] or '-'}", {True: "yes", False: "no", None: "-"}[row["beats_constants"]],
+        ]
+        for row in rows if row["kind"] == "comparison"
+    ]  # fmt: skip
+    return f"{errors}\n{markdown(heads, compared)}"
+
+
+def _cell(rows: Sequence[Row], metric: str) -> str:
+    """Mean and range over the rows of an arm, and the published figure."""
+    values = [float(np.mean(row[metric])) for row in rows if metric in row]
+    published = rows[0].get("published", {}).get(metric)
+    text = f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})" if values else "-"
+    return text if published is None else f"{text}; {published:g}"

@@ -29,15 +29,6 @@ from peclr_dali.train.steps.stopwatch import Stopwatch
 from peclr_dali.train.steps.train_state import build_state
 from peclr_dali.train.trainer import before_the_loader
 
-_IN_MEMORY = 2
-"""Batches in memory that are used in turn."""
-
-_STEPS_PER_SYNC = 4
-"""On a GPU, steps between two readings of the clock. Only the readings wait for the GPU."""
-
-_SETTLING_STEPS = 2
-"""First steps of a round with the loader of which waiting does not count: their batches were made before the round."""
-
 
 def bench_train(config: Config, files: Sequence[str], rounds: Rounds, progress: Progress) -> dict[str, Any]:
     """Measure the training step as configured; `files` names what the configuration was composed from, for the row.
@@ -100,7 +91,7 @@ class StepBench:
         set_threads(config.train.threads, world)
         torch.manual_seed(config.run.seed)
         self._device, self.waited_s, self.looped_s = device, 0.0, 0.0
-        self._steps = _STEPS_PER_SYNC if device.type == "cuda" else 1
+        self._steps = 4 if device.type == "cuda" else 1  # between two readings of the clock, which wait for the GPU
         self._images = self._steps * batch
         self._make_loader = OurLoader(index, config, batch, device).open
         network = build_network(config.encoder, config.projector, config.geometry.side_px)
@@ -110,7 +101,7 @@ class StepBench:
         self._gradient = StepGraph(self.exact) if is_recorded(config, world) else self.exact
         with self._make_loader() as loader:
             self.loader_settings = loader.settings
-            self.batches = [made.to(device) for made in islice(loader, _IN_MEMORY)]
+            self.batches = [made.to(device) for made in islice(loader, 2)]  # used in turn
 
     def step(self, batch: Batch) -> None:
         """A step of training, on a batch on the device."""
@@ -139,7 +130,7 @@ class StepBench:
                     self.step(batch.to(self._device))
                 self._wait_for_device()
                 waited_s = waiting.take_s()
-                if steps >= _SETTLING_STEPS:
+                if steps >= 2:  # the first batches were made before the round
                     self.waited_s += waited_s
                     self.looped_s += time.perf_counter() - began_s
                 steps += self._steps

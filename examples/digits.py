@@ -8,7 +8,6 @@ pre-training has seen. Beside it are raw pixels and an untrained encoder. `make 
 
 import argparse
 import csv
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,6 @@ def read_network(source: Path) -> tuple[Config | FinetuneConfig, Encoder]:
     kind: Any = FinetuneConfig if "pose" in saved["config"] else Config
     config = TypeAdapter(kind).validate_python(saved["config"])
     return config, trained_encoder(saved, str(path), config)
-
-
-def read_labels(file: Path, images: Sequence[str]) -> Table:
-    """The columns label, person and part of a CSV, in the order of `images`."""
-    with file.open(newline="") as opened:
-        lines = {line["file"]: line for line in csv.DictReader(opened)}
-    return {name: np.array([lines[image][name] for image in images]) for name in ("label", "person", "part")}
 
 
 def accuracy(features: npt.NDArray[np.float32], table: Table, people: npt.NDArray[Any]) -> float:
@@ -97,7 +89,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/digits.png"))
     args = parser.parse_args()
     index = load_index(DataConfig("folder", str(args.images), box=str(args.boxes)))
-    table = read_labels(args.labels, index.paths)
+    with args.labels.open(newline="") as file:
+        lines = {line["file"]: line for line in csv.DictReader(file)}
+    table = {name: np.array([lines[image][name] for image in index.paths]) for name in ("label", "person", "part")}
     networks: dict[str, tuple[Any, Encoder | None]] = {str(path): read_network(path) for path in args.networks}
     first, _ = networks[str(args.networks[0])]
     torch.manual_seed(0)

@@ -42,8 +42,12 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         with suppress(FileNotFoundError):
             part.chmod(stat.S_IMODE(target.stat().st_mode))
         part.replace(target)
-        if durable:
-            _sync_folder(target.parent)
+        if durable:  # the rename too
+            folder = os.open(target.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except BaseException as error:
         part.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(part)):
@@ -105,12 +109,3 @@ def require_own_results(folder: Path, names: Sequence[str], *, force: bool) -> N
             f"{folder / there[0]}: exists, and {folder} holds no results of this command. Name another folder with "
             "--out, or replace them with --force"
         )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder, so that a rename in it survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

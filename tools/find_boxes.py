@@ -53,9 +53,6 @@ ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 THUMBNAILS_AND_BIN = ("@eadir", "$recycle.bin")
 """Folders, in small letters, that systems put among images."""
 
-OTHER_HAND = {"Left": "right", "Right": "left"}
-"""MediaPipe names the hand as it would be in a selfie, which is mirrored; photographs are not."""
-
 BORDER = 0.5
 """Border for the second look, as a share of the image's sides. The detector misses hands that fill the image."""
 
@@ -127,7 +124,9 @@ def find_hands(image: np.ndarray, border: float) -> list[tuple[str, np.ndarray]]
     hands = []
     for landmarks, kind in zip(found.multi_hand_landmarks or [], found.multi_handedness or [], strict=True):
         at = np.array([(mark.x, mark.y) for mark in landmarks.landmark])
-        hands.append((OTHER_HAND[kind.classification[0].label], at * (size_px + 2 * border_px) - border_px))
+        # MediaPipe names the hand as it would be in a selfie, which is mirrored; photographs are not.
+        hand = {"Left": "right", "Right": "left"}[kind.classification[0].label]
+        hands.append((hand, at * (size_px + 2 * border_px) - border_px))
     return hands
 
 

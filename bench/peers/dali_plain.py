@@ -11,9 +11,6 @@ from nvidia.dali.types import DALIDataType, DALIImageType
 
 from peclr_dali.bench.peers.workers import RANGES, Files, endless_batches
 
-_IMAGENET_MEAN = [0.485 * 255, 0.456 * 255, 0.406 * 255]
-_IMAGENET_STD = [0.229 * 255, 0.224 * 255, 0.225 * 255]
-
 
 def batches(files: Files, threads: int, batch: int) -> Iterator[Any]:
     """Endless batches of two views, (3, S, S) float32, by warp_affine, hsv and crop_mirror_normalize."""
@@ -41,4 +38,5 @@ def _view(image: Any, box_px: Any, view_px: int) -> Any:
     view = fn.warp_affine(image, matrix=matrix, size=[view_px, view_px], inverse_map=False, fill_value=0)
     saturation, value = uniform(range=RANGES.saturation), uniform(range=RANGES.value)
     view = fn.hsv(view, hue=180 * uniform(range=RANGES.hue), saturation=saturation, value=value)
-    return fn.crop_mirror_normalize(view, dtype=DALIDataType.FLOAT, mean=_IMAGENET_MEAN, std=_IMAGENET_STD)
+    mean, deviation = [0.485 * 255, 0.456 * 255, 0.406 * 255], [0.229 * 255, 0.224 * 255, 0.225 * 255]  # ImageNet's
+    return fn.crop_mirror_normalize(view, dtype=DALIDataType.FLOAT, mean=mean, std=deviation)

@@ -19,7 +19,11 @@ def make_batch(files: Files, samples: Sequence[int], empty: Callable[[int, int],
     """(2, N, 3, S, S) uint8 views, channels-last, written into the memory that `empty` gives."""
     side_px, draws = files.side_px, draw(2, len(samples))
     views = empty(len(samples), side_px)
-    matrices, tables = opencv_matrices(files.boxes_px[samples], draws, side_px), hsv_tables(draws)
+    matrices = opencv_matrices(files.boxes_px[samples], draws, side_px)
+    factors = np.stack([draws.hue, draws.saturation, draws.value], axis=-1)[..., None, None, :]
+    levels = np.arange(256)[:, None] * factors  # (2, N, 1, 256, 3), of OpenCV's 8-bit HSV
+    levels[..., 2] += 255 * draws.value_shift[..., None, None]
+    tables = np.rint(levels).clip(0, 255).astype(np.uint8)
     for number, sample in enumerate(samples):
         source = np.asarray(cv2.imread(files.paths[sample], cv2.IMREAD_COLOR))
         for view in range(2):
@@ -35,14 +39,6 @@ def opencv_matrices(boxes_px: Any, draws: Draws, view_px: int) -> DoubleArray:
     matrices = source_to_view_px(boxes_px, draws, view_px)
     matrices[..., 2] += matrices[..., :2].sum(axis=-1) / 2 - 0.5
     return matrices
-
-
-def hsv_tables(draws: Draws) -> Any:
-    """(..., 1, 256, 3) look-up tables of draws (...) for OpenCV's 8-bit HSV."""
-    factors = np.stack([draws.hue, draws.saturation, draws.value], axis=-1)[..., None, None, :]
-    tables = np.arange(256)[:, None] * factors
-    tables[..., 2] += 255 * np.asarray(draws.value_shift)[..., None, None]
-    return np.rint(tables).clip(0, 255).astype(np.uint8)
 
 
 _NORMALISED = Compose([ToTensor(), Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
@@ -70,15 +66,10 @@ def make_view(source: Any, box_px: Sequence[float], drawn: Draws, view_px: int) 
     crop = turned[top : top + crop_px, left : left + crop_px]
     view = cv2.resize(crop, (view_px, view_px), interpolation=cv2.INTER_AREA)
     matrix_px = (turn_px - [[0, 0, left], [0, 0, top]]) * [[view_px / crop.shape[1]], [view_px / crop.shape[0]]]
-    return _NORMALISED(jitter_hsv(view, drawn)), torch.from_numpy(matrix_px.astype(np.float32))
-
-
-def jitter_hsv(view: Any, drawn: Draws) -> Any:
-    """Scale hue and saturation and map the value of (H, W, 3) RGB, in OpenCV's 8-bit HSV."""
     hue, saturation, value = cv2.split(cv2.cvtColor(view, cv2.COLOR_RGB2HSV))
     jittered = [hue * drawn.hue, saturation * drawn.saturation, value * drawn.value + 255 * drawn.value_shift]
     hsv = cv2.merge([np.clip(channel, 0, 255).astype(np.uint8) for channel in jittered])
-    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
+    return _NORMALISED(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)), torch.from_numpy(matrix_px.astype(np.float32))
 
 
 def spdl_batches(files: Files, threads: int, batch: int) -> Iterator[Tensor]:

@@ -1,14 +1,13 @@
 """A peer with torchvision: v2 transforms in DataLoader's workers."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from peclr_dali.bench.peers.workers import Draws, Files, draw, shared_views
+from peclr_dali.bench.peers.workers import Files, draw, shared_views
 
 
 def make_batch(files: Files, samples: Sequence[int]) -> Tensor:
@@ -21,13 +20,9 @@ def make_batch(files: Files, samples: Sequence[int]) -> Tensor:
         side, corner = max(round(side_px), 1), (round(y_px - side_px / 2), round(x_px - side_px / 2))
         hand = functional.resized_crop(source, *corner, side, side, [view_px, view_px], antialias=True)
         for view in range(2):
-            views[view, number] = _augment(hand, draws.at(view, number))
+            drawn = draws.at(view, number)
+            turn = (drawn.rotation_deg, [drawn.x_frac * view_px, drawn.y_frac * view_px], drawn.scale, [0.0, 0.0])
+            shown = functional.affine(hand, *turn, interpolation=InterpolationMode.BILINEAR)
+            shown = functional.adjust_hue(functional.adjust_saturation(shown, drawn.saturation), drawn.hue / 2)
+            views[view, number] = functional.adjust_brightness(shown, drawn.value)
     return views
-
-
-def _augment(hand: Tensor, drawn: Draws) -> Any:
-    shift_px = [drawn.x_frac * hand.shape[-1], drawn.y_frac * hand.shape[-1]]
-    way = InterpolationMode.BILINEAR
-    view = functional.affine(hand, drawn.rotation_deg, shift_px, drawn.scale, shear=[0.0, 0.0], interpolation=way)
-    view = functional.adjust_hue(functional.adjust_saturation(view, drawn.saturation), drawn.hue / 2)
-    return functional.adjust_brightness(view, drawn.value)

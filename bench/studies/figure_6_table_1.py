@@ -1,14 +1,10 @@
-"""Figure 6, Table 1 and the supplement's maps: which augmentations, and PeCLR against SimCLR, on a frozen encoder.
-
-python -m peclr_dali.bench.studies.figure_6_table_1 --scale small
-"""
+"""Figure 6, Table 1 and the supplement's maps: which augmentations, and PeCLR against SimCLR, on a frozen encoder."""
 
 from dataclasses import replace
 from pathlib import Path
 
-from peclr_dali.bench.studies.command import Studies, main
-from peclr_dali.bench.studies.scales import FREIHAND_VAL, RUNS, SMALL
-from peclr_dali.bench.studies.study import Claim, Keys, Scale, Study
+from peclr_dali.bench.studies.scales import FREIHAND_VAL, RUNS, SIMCLR_BEST, SMALL
+from peclr_dali.bench.studies.study import Claim, Keys, Scale, Studies, Study, main
 
 FROZEN = Scale(
     RUNS / "shared" / "paper",
@@ -31,8 +27,6 @@ OFF = {
 """The augmentations of pre-training, each switched off."""
 RANDOM = ("encoder.weights=random",)
 SIMCLR = "equivariance.variant=none"
-SIMCLR_BEST = (SIMCLR, OFF["rotation"], OFF["translation"])
-"""Section 4.3: "SimCLR performs best with scale and color jitter"."""
 
 
 def only(*augmentations: str) -> Keys:
@@ -43,9 +37,7 @@ def only(*augmentations: str) -> Keys:
 def single_augmentations(study: Study) -> None:
     """Figure 6a, section 4.3: which single augmentation gives SimCLR the best features? Figure only, no number.
 
-    "Encoders trained with transformations perform better than random initialization", and "rotation transformation
-    leads to particularly bad performance". Small: 10 pre-trainings, of which `geometric` shares two, and 11 heads, two
-    seeds: 142 minutes.
+    All are better than random initialization, and rotation is "particularly bad". Small: 142 minutes of one core.
     """
     arms = {
         "scale": only("scale"),
@@ -53,12 +45,9 @@ def single_augmentations(study: Study) -> None:
         "translation_simclr": only("translation"),
         "crop": (*only(), "geometry.crop_probability=0.5"),
         "colour_jitter": only("colour_jitter"),
-        "colour_drop": (*only(), "appearance.colour_drop_probability=0.5"),
-        "cut_out": (*only(), "appearance.cut_out_probability=0.5"),
-        "blur": (*only(), "appearance.blur_probability=0.5"),
-        "noise": (*only(), "appearance.noise_probability=0.5"),
-        "sobel": (*only(), "appearance.sobel_probability=0.5"),
     }
+    for arm in ("colour_drop", "cut_out", "blur", "noise", "sobel"):
+        arms[arm] = (*only(), f"appearance.{arm}_probability=0.5")
     for seed in study.seeds or (0, 1):
         study.finetune("random", seed, RANDOM)
         for arm, keys in arms.items():
@@ -70,11 +59,8 @@ def single_augmentations(study: Study) -> None:
 def geometric(study: Study) -> None:
     """Figure 6b, section 4.3: PeCLR against SimCLR under rotation alone, and under translation alone.
 
-    And how to undo a translation in latent space: normalised by the latent range, or direct (supplement, "Normalizing
-    translation": directly applying it performs "worse than SimCLR", and scaling "leads to superior performance"). The
-    bars have no numbers; the text has the improvements, without the name of the error. Here it is the 2D error.
-
-    Small: 6 minutes of one core for each of 5 pre-trainings, 1 for each of 6 heads; three seeds: 108 minutes.
+    And a translation undone without the latent range (supplement: directly applying it performs "worse than SimCLR").
+    The text has the improvements, without the name of the error: here the 2D error. Small: 108 minutes.
     """
     arms = {
         "rotation_peclr": only("rotation"),
@@ -93,18 +79,12 @@ def geometric(study: Study) -> None:
         Claim("translation_peclr", "translation_simclr", percent=34),
         Claim("translation_peclr", "translation_direct"),
         Claim("translation_simclr", "translation_direct"),
-        # No claims of the paper:
-        Claim("rotation_peclr", "random"),
-        Claim("translation_peclr", "random"),
+        *[Claim(arm, "random") for arm in ("rotation_peclr", "translation_peclr")],  # no claims of the paper
     )
 
 
 def compositions(study: Study) -> None:
-    """Table 1: PeCLR against SimCLR, each with its best composition of augmentations.
-
-    Small, minutes of one core with instructions for bf16: 6 for each of 2 pre-trainings, 1 for each of 3 heads; three
-    seeds: 45 minutes, of which 18 are shared with few_labels.
-    """
+    """Table 1: PeCLR against SimCLR, each with its best composition of augmentations. Small: 45 minutes."""
     for seed in study.seeds or (0, 1, 2):
         simclr, peclr = study.pretrain("simclr_best", seed, SIMCLR_BEST), study.pretrain("peclr", seed)
         study.finetune("simclr", seed, start=simclr, published={"epe_cm": 16.62, "auc": 0.72, "epe_px": 12.05})
@@ -122,9 +102,7 @@ def compositions(study: Study) -> None:
 def equivariance(study: Study) -> None:
     """Supplement, section 6: where are PeCLR and SimCLR equivariant? Figures only, no number.
 
-    "L_improv is positive for the entire range tested", for rotation and for translation. The paper's networks are
-    pre-trained on FreiHAND and YouTube3DHands and fine-tuned on FreiHAND. Here: pre-trained on FreiHAND, frozen, with a
-    head on FreiHAND. Small: the networks of Table 1, and 1.5 minutes of one core for the maps of each.
+    "L_improv is positive for the entire range tested". Here with the frozen networks of Table 1; the paper fine-tunes.
     """
     for seed in study.seeds or (0, 1, 2):
         study.finetune("peclr", seed, start=study.pretrain("peclr", seed), maps=True)

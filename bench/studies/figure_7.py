@@ -1,31 +1,20 @@
-"""Figure 7 and the supplement's: how many labels does pre-training save?
-
-python -m peclr_dali.bench.studies.figure_7 --scale small
-python -m peclr_dali.bench.studies.figure_7 --scale paper --arm two_010 --seeds 0
-"""
+"""Figure 7 and the supplement's: how many labels does pre-training save?"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from peclr_dali.bench.studies.command import Studies, main
-from peclr_dali.bench.studies.scales import FREIHAND_VAL, RUNS, SMALL, TWO_SOURCES
-from peclr_dali.bench.studies.study import Claim, Scale, Study
+from peclr_dali.bench.studies.scales import RN152, RUNS, SMALL, TWO_SOURCES
+from peclr_dali.bench.studies.study import Claim, Studies, Study, main
 
-RN152 = Scale(
-    RUNS / "pose" / "paper",
-    pretrain=(),
-    finetune=("geometry.side_px=128", "encoder.weights=imagenet"),  # section 4.1: 128 pixels in section 4.4
-    held_out=FREIHAND_VAL,  # the evaluation was online only
-    pretrain_files=(Path("configs/peclr_rn152.toml"),),
-    finetune_files=(Path("configs/finetune_rn152.toml"),),
-)
 RN50 = replace(
     RN152,
     folder=RUNS / "pose_rn50" / "paper",
     pretrain_files=(Path("configs/peclr_rn50.toml"),),
     finetune_files=(Path("configs/finetune_rn50.toml"),),
 )
+_PERCENT = {("two_020", "one_020"): 20.0, ("two_010", "scratch_010"): 43.0}
+"""Section 1: "improvements of up to 43% in 3D EPE in the lowest labeled setting"."""
 SHARES = {"010": 0.1, "020": 0.2, "040": 0.4, "060": 0.6, "080": 0.8, "100": 1.0}
 FEW = {  # every fine-tuning takes about 400 steps
     "005": ("data.label_fraction=0.005", "train.epochs=200"),
@@ -36,30 +25,15 @@ FEW = {  # every fine-tuning takes about 400 steps
 }
 
 
-def label_fractions(study: Study) -> None:
+def label_fractions(study: Study, percent: Mapping[tuple[str, str], float] = _PERCENT) -> None:
     """Figure 7, section 4.4, with ResNet-152: scratch, PeCLR on one source, PeCLR on two, with shares of the labels.
 
-    The figures have no numbers, but for the percentages below. Pre-training also sees the images of the part that is
-    held out, without labels: Table 2 shares its networks.
+    Pre-training also sees the images of the part that is held out, without labels: Table 2 shares its networks.
     """
-    # "improvements of up to 43% in 3D EPE in the lowest labeled setting" (section 1)
-    _label_fractions(study, {("two_020", "one_020"): 20.0, ("two_010", "scratch_010"): 43.0})
-
-
-def label_fractions_rn50(study: Study) -> None:
-    """The same with ResNet-50: supplement, section 4."""
-    _label_fractions(study, {("two_020", "one_020"): 8.6})
-
-
-def _label_fractions(study: Study, percent: Mapping[tuple[str, str], float]) -> None:
     labels = {share: (f"data.label_fraction={fraction}",) for share, fraction in SHARES.items()}
     for seed in study.seeds or (0, 1):
-        starts = {
-            "scratch": None,
-            "one": study.pretrain("one", seed),
-            "two": study.pretrain("two", seed, TWO_SOURCES),
-        }
-        study.finetune_with(labels, seed, starts)
+        one, two = study.pretrain("one", seed), study.pretrain("two", seed, TWO_SOURCES)
+        study.finetune_with(labels, seed, {"scratch": None, "one": one, "two": two})
     pairs = (("one", "scratch"), ("two", "scratch"), ("two", "one"))
     compared = [(f"{better}_{share}", f"{than}_{share}") for share in SHARES for better, than in pairs]
     study.compare(*[Claim(*pair, "epe_cm", percent.get(pair)) for pair in compared])
@@ -68,15 +42,17 @@ def _label_fractions(study: Study, percent: Mapping[tuple[str, str], float]) -> 
     study.compare(Claim("scratch_040", "two_020", "epe_cm"))
 
 
+def label_fractions_rn50(study: Study) -> None:
+    """The same with ResNet-50: supplement, section 4."""
+    label_fractions(study, {("two_020", "one_020"): 8.6})
+
+
 def few_labels(study: Study) -> None:
     """What is pre-training worth where labels are few? Only at scale small; Figure 7 is the nearest in the paper.
 
     Written before the first run, for 3 % of the labels: PeCLR is better than no pre-training; than SimCLR with the same
     augmentations; and PeCLR with another version of the pose as positive is better than PeCLR. All else is secondary.
-
-    Minutes of one core with instructions for bf16: 6 for a pre-training, 0.3 for a fine-tuning. Its rate is the best of
-    1e-3, 3e-3, 6e-3 and 1e-2 at 3 % of the labels with run.seed = 100, from random numbers, PeCLR and another version
-    alike.
+    Fine-tuning's rate is the best of 1e-3, 3e-3, 6e-3 and 1e-2 with run.seed = 100, from each start alike.
     """
     for seed in study.seeds or range(6):
         starts = {

@@ -1,4 +1,4 @@
-"""Scale small: rendered hands, and minutes of one core for each run. And the datasets of scale paper."""
+"""Scale small: rendered hands, and minutes of one core for each run. And keys that several files of studies share."""
 
 from pathlib import Path
 
@@ -39,8 +39,16 @@ SMALL = Scale(
 )  # fmt: skip
 """A pre-training takes 1,000 steps of 256 images: 6 minutes of a core with instructions for bf16."""
 
-TWO_SOURCES = (
-    "data=[{}, {}]", "data.0.root=data/freihand", "data.1.root=data/youtube3d", "data.1.source=youtube3d",
-)  # fmt: skip
 FREIHAND_VAL = ("data.root=data/freihand", "data.split=val")
 """The paper's "own training and validation split (90% as training and 10% as validation set)"."""
+RN152 = Scale(
+    RUNS / "pose" / "paper",
+    pretrain=(),
+    finetune=("geometry.side_px=128", "encoder.weights=imagenet"),  # section 4.1: 128 pixels in section 4.4
+    held_out=FREIHAND_VAL,  # the evaluation was online only
+    pretrain_files=(Path("configs/peclr_rn152.toml"),),
+    finetune_files=(Path("configs/finetune_rn152.toml"),),
+)
+TWO_SOURCES = ("data=[{}, {}]", "data.0.root=data/freihand", "data.1.root=data/youtube3d", "data.1.source=youtube3d")
+SIMCLR_BEST = ("equivariance.variant=none", "geometry.rotation_deg=[0.0, 0.0]", "geometry.translation_frac=0.0")
+"""Section 4.3: "SimCLR performs best with scale and color jitter"."""

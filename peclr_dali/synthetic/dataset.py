@@ -17,7 +17,7 @@ its bytes.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -111,7 +111,10 @@ def make_dataset(
     """
     recipe = Recipe(poses, seed, scenes, varied=varied)
     _claim(out, recipe)
-    if not _is_complete(out, recipe):
+    parts = parts_of(recipe)
+    files = [out / _LAST, *(out / f"{part.name}_{key}.json" for part in parts for key in _LABELS)]
+    missing = [part.poses * part.versions - len([*(out / part.name / "rgb").glob("*.jpg")]) for part in parts]
+    if max(missing) > 0 or not all(file.is_file() for file in files):  # an image may have been removed since
         _render_poses(out, recipe, workers or available_cores(), progress)
 
 
@@ -133,24 +136,6 @@ def _claim(out: Path, recipe: Recipe) -> None:
         leftover.unlink()
 
 
-def _is_complete(out: Path, recipe: Recipe) -> bool:
-    """Whether all files are there; an image may have been removed since."""
-    parts = parts_of(recipe)
-    files = [out / _LAST, *(out / f"{part.name}_{key}.json" for part in parts for key in _LABELS)]
-    missing = [part.poses * part.versions - len([*(out / part.name / "rgb").glob("*.jpg")]) for part in parts]
-    return max(missing) <= 0 and all(file.is_file() for file in files)
-
-
-def _boxes(entries: Sequence[Annotation]) -> str:
-    """CSV of the boxes around the keypoints of the evaluation part, in pixels."""
-    rows = ["file,x0,y0,x1,y1"]
-    for pose, entry in enumerate(entries):
-        points_px = project(np.array(entry["xyz"]), np.array(entry["K"]))
-        edges_px = [*points_px.min(axis=0), *points_px.max(axis=0)]
-        rows.append(",".join([f"{pose:08d}.jpg", *(f"{edge:.2f}" for edge in edges_px)]))
-    return "\n".join(rows) + "\n"
-
-
 def _render_poses(out: Path, recipe: Recipe, workers: int, progress: Progress | None) -> None:
     """Write the images of all poses in threads, and then their annotations. What is compiled runs without the GIL."""
     parts = parts_of(recipe)
@@ -169,7 +154,12 @@ def _render_poses(out: Path, recipe: Recipe, workers: int, progress: Progress | 
     for name, entries in annotations.items():
         for key in _LABELS:
             write_text(out / f"{name}_{key}.json", json.dumps([entry[key] for entry in entries]))
-    write_text(out / _LAST, _boxes(annotations["evaluation"]))
+    rows = ["file,x0,y0,x1,y1"]
+    for pose, entry in enumerate(annotations["evaluation"]):
+        points_px = project(np.array(entry["xyz"]), np.array(entry["K"]))
+        edges_px = [*points_px.min(axis=0), *points_px.max(axis=0)]
+        rows.append(",".join([f"{pose:08d}.jpg", *(f"{edge:.2f}" for edge in edges_px)]))
+    write_text(out / _LAST, "\n".join(rows) + "\n")
 
 
 def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> Annotation:

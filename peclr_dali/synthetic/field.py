@@ -18,7 +18,6 @@ PARTS = DIGIT + 3 * DIGITS
 
 NO_PROP, BALL, CYLINDER, BOX = range(4)
 _FAR_M = 10.0
-_ARM_M = 0.36
 
 
 class Solids(NamedTuple):
@@ -91,7 +90,7 @@ def build_hand(
 
     arm = arm_rotation(*wrist_rad)
     for bone, side in enumerate((-1.0, 1.0)):
-        start, end = at(side * 0.0105, -0.004, -0.001), np.array([side * 0.021 * bulk, -_ARM_M, -0.002])
+        start, end = at(side * 0.0105, -0.004, -0.001), np.array([side * 0.021 * bulk, -0.36, -0.002])
         put(ARM + bone, arm @ start, arm @ end, 0.0182 * bulk, 0.0310 * bulk, 0.016)
     axes[ARM : ARM + 2] = arm
 
@@ -202,12 +201,11 @@ def hand_distance(x: float, y: float, z: float, solids: Solids) -> float:
         if outside > min(skip, nearest + 0.004):
             nearest = min(nearest, max(outside, 0.004))
             continue
-        base = 12 + 3 * digit
-        first = part_distance(x, y, z, parts, base)
-        second = part_distance(x, y, z, parts, base + 1)
-        last = part_distance(x, y, z, parts, base + 2)
+        nail = 14 + 3 * digit
+        first = part_distance(x, y, z, parts, nail - 2)
+        second = part_distance(x, y, z, parts, nail - 1)
+        last = part_distance(x, y, z, parts, nail)
         # The back of the last segment is flat: the nail's bed.
-        nail = base + 2
         height = (x - parts[nail, 0]) * frames[nail, 6] + (y - parts[nail, 1]) * frames[nail, 7]
         height += (z - parts[nail, 2]) * frames[nail, 8]
         flat = height - 0.86 * (parts[nail, 6] + parts[nail, 7])

@@ -7,8 +7,6 @@ import numpy as np
 from peclr_dali.synthetic.poses import Floats, Pixels, kernel
 from peclr_dali.synthetic.render import Rendering
 
-_SHADOW_STEPS = 10
-
 
 class Light(NamedTuple):
     """Light of a scene; linear RGB, camera frame.
@@ -46,7 +44,7 @@ def _in_light(x: float, y: float, z: float, depth_m: Pixels, lens: Floats, light
     to_light = light.direction
     reach = 0.006
     lit = 1.0
-    for _ in range(_SHADOW_STEPS):
+    for _ in range(10):
         px, py, pz = x + to_light[0] * reach, y + to_light[1] * reach, z + to_light[2] * reach
         if pz <= 0.02:
             break

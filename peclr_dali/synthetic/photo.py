@@ -24,7 +24,12 @@ def take_photo(rng: np.random.Generator, rendering: Rendering, intrinsics: Float
     Crop of the scene, occluder, blur, noise and JPEG quality are random.
     """
     front = shade(rendering, scene.light, intrinsics)
-    picture = _background(rng, scene)
+    zoom = float(rng.uniform(0.7, 1.1))
+    room = max(SCENE_PX - SIDE_PX / zoom, 0.0)
+    left, top = rng.uniform(0, room, 2)
+    matrix = np.array([[zoom, 0.0, -left * zoom], [0.0, zoom, -top * zoom]])
+    crop = cv2.warpAffine(scene.picture, matrix, (SIDE_PX, SIDE_PX), borderMode=cv2.BORDER_REFLECT_101)
+    picture: Pixels = np.asarray(_LINEAR[crop])
     if rng.random() < 0.06:
         front = _pass_in_front(rng, front)
     if rng.random() < 0.15:
@@ -36,17 +41,6 @@ def take_photo(rng: np.random.Generator, rendering: Rendering, intrinsics: Float
     picture *= np.float32(2.0 ** rng.normal(0.0, 0.2))
     blurred = cv2.GaussianBlur(picture, (5, 5), float(rng.uniform(0.35, 0.85)))
     return _develop(rng, np.asarray(blurred, dtype=np.float32))
-
-
-def _background(rng: np.random.Generator, scene: Scene) -> Pixels:
-    """A random crop of the scene, linear (H, W, 3)."""
-    zoom = float(rng.uniform(0.7, 1.1))
-    span = SIDE_PX / zoom
-    room = max(SCENE_PX - span, 0.0)
-    left, top = rng.uniform(0, room, 2)
-    matrix = np.array([[zoom, 0.0, -left * zoom], [0.0, zoom, -top * zoom]])
-    crop = cv2.warpAffine(scene.picture, matrix, (SIDE_PX, SIDE_PX), borderMode=cv2.BORDER_REFLECT_101)
-    return np.asarray(_LINEAR[crop])
 
 
 def _cast_shadow(coverage: Pixels, to_light: Floats) -> Pixels:

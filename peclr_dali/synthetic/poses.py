@@ -88,8 +88,6 @@ _REST_FRAMES = np.stack(
     ]
 )
 _SPREAD_SIGN = np.array([1.0, 1.0, 1.0, -1.0, -1.0])
-# Turning in at the saddle joint, radians of roll per radian of abduction: it makes the pad of the thumb face the pads.
-_THUMB_PRONATION = 0.75
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def pose_hand(shape: HandShape, angles_rad: Floats) -> PosedHand:
         for segment in range(SEGMENTS):
             frame = frame @ rotation_x(-flexion[segment])
             if digit == 0 and segment == 0:
-                frame = frame @ rotation_y(_THUMB_PRONATION * spread)
+                frame = frame @ rotation_y(0.75 * spread)  # the saddle joint turns the thumb's pad to the others
             frames[digit, segment] = frame
             point = point + shape.segments_m[digit, segment] * frame[:, 1]
             joints[2 + 4 * digit + segment] = point
@@ -190,9 +188,6 @@ _GESTURES_RAD = np.deg2rad(
         [(20, 4, 16, 14), _HALF, _HALF, _HALF, _HALF],  # half closed
     ]
 )
-_REST = 2
-_GRASPS = (11, 12, 22)
-
 MAX_OVERLAP_M = 0.0025
 """Largest depth in metres by which touching segments may overlap, as flesh is soft."""
 _TRIES = 24
@@ -208,15 +203,15 @@ def within_limits(angles_rad: Floats) -> Floats:
 
 def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> PosedHand:
     """Bones without interpenetrating digits. With `grasp` the pose can hold an object."""
-    pool = _GRASPS if grasp else range(len(_GESTURES_RAD))
+    pool = (11, 12, 22) if grasp else range(len(_GESTURES_RAD))  # cylinder, ball, half closed
     first, second = (_GESTURES_RAD[int(rng.choice(pool))] for _ in range(2))
     weight = float(rng.beta(0.55, 0.55))
     aim = weight * first + (1.0 - weight) * second
     least = np.inf
     for attempt in range(_TRIES):
-        # Each attempt opens the hand a little: fingers may cross in a blend although they cross in neither gesture.
+        # Each attempt brings the hand nearer to rest: fingers may cross in a blend although in neither gesture.
         ease = 0.9 * max(0, attempt - 2) / (_TRIES - 3)
-        angles_rad = (1.0 - ease) * (aim + _loosening(rng)) + ease * _GESTURES_RAD[_REST]
+        angles_rad = (1.0 - ease) * (aim + _loosening(rng)) + ease * _GESTURES_RAD[2]
         skeleton = pose_hand(shape, within_limits(angles_rad))
         overlap = deepest_overlap(skeleton.joints_m, shape.radii_m)
         if overlap < least:

@@ -19,10 +19,8 @@ from peclr_dali.synthetic.poses import Floats, Pixels, kernel
 from peclr_dali.synthetic.surface import CLOTH, OBJECT, SKIN, Paint, Vector, cloth_at, skin_at, thing_at
 
 _TILE_PX = 4
-_NEAR_M = 0.08
 HIT_M = 0.0003
 """Distance to the surface, in metres, at which a ray stops: about a quarter of a pixel."""
-_OUTLINE_M = 0.004
 
 
 class Rendering(NamedTuple):
@@ -47,7 +45,10 @@ def render(solids: Solids, paint: Paint, bulk: float, intrinsics: Floats, side_p
     far = float(max(ends_z.max(), solids.prop[3])) + 0.1
     starts = _approach(solids, lens, side_px, far)
     distance = _trace_centres(solids, lens, side_px, far, starts)
-    outline = _outlines(distance)
+    cross = generate_binary_structure(2, 1)  # a pixel and its four neighbours
+    near, away = (extreme(distance, footprint=cross) for extreme in (minimum_filter, maximum_filter))
+    # A step in depth of more than 4 mm, or between surface and background.
+    outline = np.asarray(np.maximum(distance - near, away - distance) > 0.004)
     capacity = int((distance > 0).sum()) + 4 * int(outline.sum())
     depth_m = np.zeros((side_px, side_px), np.float32)
     rendering = Rendering(np.empty(capacity, np.int64), np.empty((capacity, 13), np.float32), depth_m)
@@ -90,7 +91,7 @@ def _approach(solids: Solids, lens: Floats, side_px: int, far: float) -> Floats:
     for row in range(tiles):
         for column in range(tiles):
             dx, dy, dz, norm = _ray(lens, (column + 0.5) * _TILE_PX, (row + 0.5) * _TILE_PX)
-            t = _NEAR_M
+            t = 0.08
             found = -1.0
             while t < far * norm:
                 gap = scene_distance(dx * t, dy * t, dz * t, solids)
@@ -113,13 +114,6 @@ def _trace_centres(solids: Solids, lens: Floats, side_px: int, far: float, start
                 dx, dy, dz, norm = _ray(lens, column + 0.5, row + 0.5)
                 distance[row, column] = _march(dx, dy, dz, start, far * norm, solids)
     return distance
-
-
-def _outlines(distance: Floats) -> NDArray[np.bool_]:
-    """Mask of the pixels at a step in depth, or between surface and background."""
-    cross = generate_binary_structure(2, 1)  # a pixel and its four neighbours
-    nearest, farthest = (extreme(distance, footprint=cross) for extreme in (minimum_filter, maximum_filter))
-    return np.asarray(np.maximum(distance - nearest, farthest - distance) > _OUTLINE_M)
 
 
 @kernel

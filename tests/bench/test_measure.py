@@ -35,17 +35,8 @@ def test_loaders_take_turns_and_their_start_is_not_measured() -> None:
     rate, _ = measure_in_rounds([slow, fast], Rounds(warmup_s=0.1, repeat_s=0.1, repeats=3), lambda *done: None)
     assert turns == ["slow", "fast"] * 3
     assert closed == [True] * 3
-    assert len(rate.images_per_s) == 3
-    assert max(rate.images_per_s) <= 500
+    assert [value <= 500 for value in rate.images_per_s] == [True] * 3
     assert rate.cores_busy < 1
-
-
-def test_a_loader_that_ends_is_an_error() -> None:
-    def ends() -> Generator[int]:
-        yield from (3, 4)
-
-    with pytest.raises(RuntimeError, match="ended after 4 images"):
-        measure_in_rounds([ends], Rounds(repeats=2, warmup_s=1, repeat_s=1), print)
 
 
 def test_statistics_in_closed_form() -> None:

@@ -12,8 +12,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from peclr_dali.bench.studies import card, command, figure_6_table_1, figure_7, study, tables_2_3
-from peclr_dali.bench.studies.study import Claim, Measured, Scale, Study
+from peclr_dali.bench.rows import study_tables
+from peclr_dali.bench.studies import card, figure_6_table_1, figure_7, scales, study, tables_2_3
+from peclr_dali.bench.studies.study import Claim, Network, Scale, Study
 from peclr_dali.ranks import Ranks
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
@@ -28,9 +29,6 @@ STUDIES = [
     for name, functions in file.STUDIES.items()
     for function, scale in functions.items()
 ]
-
-
-CONSTANTS = {"rigid_pose": {"pa_epe_cm": 0.9}}
 Configs = dict[str, Any]
 
 
@@ -44,28 +42,30 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> Configs:
         trained[config.run.out] = config
         return SimpleNamespace(read_validations=lambda: [{"step": 1, "epe_px_of_224": 40.0}])
 
-    def errors(network: Measured, what: str) -> dict[str, Any]:
+    def errors(network: Network) -> dict[str, Any]:
         """Each hand has an error of 1, and a hundredth more for each seed; less from a pre-training."""
         error = np.full((50, 21), 1.0 + 0.01 * network.seed - (0.2 if network.start else 0.0))
         tables = {name: 1 - error / 5 if metric.higher_is_better else error for name, metric in METRICS.items()}
-        return {**tables, "groups": np.arange(50)}
+        maps = {"rotation_error_px": np.array([4.0, 2.0])} if network.maps else {}
+        return {**tables, "groups": np.arange(50), **maps}
+
+    def constants(on: tuple[str, ...]) -> dict[str, Any]:
+        root = on[0].removeprefix("data.root=")
+        return {"kind": "constant", "on": root, "constants": {"rigid_pose": {"pa_epe_cm": 0.9}}}
 
     for name in ("pretrain", "finetune"):
         monkeypatch.setattr(study, name, train)
-    monkeypatch.setattr(study, "measure_constants", lambda on: CONSTANTS)
+    monkeypatch.setattr(study, "measure_constants", constants)
     monkeypatch.setattr(study, "make_dataset", lambda **options: None)
-    monkeypatch.setattr(Measured, "read", errors)
+    monkeypatch.setattr(Network, "measured", errors)
     return trained
 
 
 def run(function: Any, scale: Scale, configs: Configs, **options: Any) -> Study:
     """Call a study as the command does."""
     made = Study(function.__name__, scale, **options)
-    before = len(configs)
     function(made)
-    assert len(configs) == before, "a plan trains nothing"
-    made.begin()
-    function(made)
+    made.run()
     return made
 
 
@@ -84,12 +84,13 @@ def test_every_study_trains_what_it_compares(configs: Configs, tmp_path: Path, m
         assert len(texts) == len(configs)
         assert all(shared.setdefault(out, config) == config for out, config in configs.items())
         published = {row["arm"]: row["published"] for row in made.rows if row["kind"] == "arm"}
-        assert published.keys() == made.arms.keys()
+        on = {network.arm: network.on for network in made.networks}
+        assert published.keys() == on.keys()
         for row in made.rows:
             if row["kind"] == "comparison":
                 better, than = row["better"], row["than"]
                 assert better != than
-                assert made.arms[better] == made.arms[than]
+                assert on[better] == on[than]
                 figures = [published[arm].get(row["metric"], math.nan) for arm in (better, than)]
                 percent = 100 * abs(figures[0] - figures[1]) / max(figures)  # of a larger error, or a larger AUC
                 if row["published_percent"] is not None and not math.isnan(percent):
@@ -108,7 +109,7 @@ def test_pre_training_is_as_shipped(configs: Configs, tmp_path: Path, monkeypatc
         made = configs[f"runs/studies/card/paper/seed_0/pretrain_{arm}"]
         assert replace(made, run=shipped.run, data=shipped.data, probe=shipped.probe) == shipped
     configs.clear()
-    run(figure_7.label_fractions, figure_7.RN152, configs)
+    run(figure_7.label_fractions, scales.RN152, configs)
     both = load_config(Config, [Path("configs/peclr_rn152.toml"), Path("configs/both_datasets.toml")], [])
     two = configs["runs/studies/pose/paper/seed_0/pretrain_two"]
     assert replace(two, run=both.run) == both
@@ -118,8 +119,8 @@ def two_arms(made: Study) -> None:
     """Four seeds from two pre-trainings, and on other images too."""
     for seed in made.seeds or (0, 1, 2, 3):
         start = made.pretrain("peclr", seed % 2)
-        made.finetune("ours", seed, start=start, published={"auc": 0.5}, maps=True)
-        made.finetune("elsewhere", seed, start=start, network="ours", on=(*made.scale.held_out, "data.split=all"))
+        ours = made.finetune("ours", seed, start=start, published={"auc": 0.5}, maps=True)
+        made.measure("elsewhere", ours, (*made.scale.held_out, "data.split=all"), {})
         made.finetune("scratch", seed)
     made.compare(Claim("ours", "scratch", "pa_epe_cm"), Claim("ours", "scratch", "auc", percent=5))
 
@@ -130,18 +131,18 @@ def test_rows_are_recorded_once_and_the_tables_are_made_of_them(configs: Configs
     options = {"only": ["ours", "scratch"], "record": record}
     made = run(two_arms, scale, configs, **options)
     recorded = [json.loads(line) for line in record.read_text().splitlines()]
-    measured = ("arm", "map", "arm")
     assert [(row["kind"], row.get("seed")) for row in recorded] == [
-        ("constant", None), ("pretrain", 0), *((kind, 0) for kind in measured), ("pretrain", 1),
-        *((kind, seed) for seed in (1, 2, 3) for kind in measured), ("comparison", None), ("comparison", None),
+        ("constant", None), ("pretrain", 0), ("arm", 0), ("arm", 0), ("pretrain", 1),
+        *(("arm", seed) for seed in (1, 1, 2, 2, 3, 3)), ("comparison", None), ("comparison", None),
     ]  # fmt: skip
     assert recorded[1]["probe_epe_px"] == [40.0]
+    assert recorded[2]["rotation_error_px"] == [4.0, 2.0]
     assert [row["kind"] for row in made.rows].count("pretrain") == 2
     assert [row["set"][-1] for row in recorded if row.get("arm") == "ours" and row["kind"] == "arm"] == [
         f"encoder.weights={tmp_path}/small/seed_{seed % 2}/pretrain_peclr" for seed in range(4)
     ]
-    text = command.tables_of(made.rows)
-    assert command.tables_of(run(two_arms, scale, configs, **options).rows) == text
+    text = study_tables(made.rows)
+    assert study_tables(run(two_arms, scale, configs, **options).rows) == text
     run(two_arms, scale, configs, seeds=[0, 2], **options)  # of one pre-training
     assert len(record.read_text().splitlines()) == len(recorded)
     lines = [re.sub(" +", " ", line) for line in text.splitlines()]
@@ -173,7 +174,7 @@ def called(*arguments: str) -> int:
     hands = {"out": Path("hands"), "poses": 8, "seed": 0, "scenes": 2}
     scale = Scale(folder, ("data.root=hands",), ("data.root=hands",), on, hands=hands)
     with patch("sys.argv", ["study", *arguments]), pytest.raises(SystemExit) as leaving:
-        command.main({"small": {two_arms: scale}})
+        study.main({"small": {two_arms: scale}})
     return int(leaving.value.code or 0)
 
 
@@ -187,7 +188,7 @@ def test_a_study_runs_and_is_not_repeated(
     with narrow_resnet18(), patch("peclr_dali.train.trainer.save_views"):
         assert called(*arguments) == 0
         text, recorded = capsys.readouterr().out, Path("rows.jsonl").read_text()
-        with patch.object(study, "measure_network", side_effect=AssertionError("it is measured already")):
+        with patch.object(study, "load_pose_run", side_effect=AssertionError("it is measured already")):
             assert called(*arguments) == 0
     assert capsys.readouterr().out == text
     assert Path("rows.jsonl").read_text() == recorded

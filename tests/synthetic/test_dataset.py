@@ -47,9 +47,7 @@ def test_layout_is_freihands(made: Path) -> None:
     lists = {f"{part}_{key}.json" for part in ("training", "evaluation") for key in ("K", "xyz", "scale")}
     assert names == images | lists | {"dataset.json", "evaluation_boxes.csv"}
     for name in images:
-        picture = cv2.imread(str(made / name))
-        assert picture is not None
-        assert picture.shape == (224, 224, 3)
+        assert np.asarray(cv2.imread(str(made / name))).shape == (224, 224, 3)
 
 
 @pytest.mark.parametrize(("part", "entries"), [("training", POSES), ("evaluation", 1)])
@@ -57,9 +55,7 @@ def test_annotations_have_one_entry_per_pose(made: Path, part: str, entries: int
     intrinsics, xyz, scale = (
         np.array(json.loads((made / f"{part}_{key}.json").read_text())) for key in ("K", "xyz", "scale")
     )
-    assert intrinsics.shape == (entries, 3, 3)
-    assert xyz.shape == (entries, 21, 3)
-    assert scale.shape == (entries,)
+    assert (intrinsics.shape, xyz.shape, scale.shape) == ((entries, 3, 3), (entries, 21, 3), (entries,))
     np.testing.assert_allclose(scale, np.linalg.norm(xyz[:, 10] - xyz[:, 9], axis=1), rtol=1e-12)
     for pose in range(entries):
         image = project(xyz[pose], intrinsics[pose])

@@ -142,9 +142,7 @@ def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path
     for file in files[40:60]:  # left hands, in another folder
         left = root / "left" / f"{file.stem}.png"
         left.parent.mkdir(exist_ok=True)
-        picture = cv2.imread(str(file))
-        assert picture is not None
-        cv2.imwrite(str(left), np.fliplr(picture))
+        cv2.imwrite(str(left), np.fliplr(np.asarray(cv2.imread(str(file)))))
     (root / "bad.jpg").write_bytes(b"not an image")
     done = subprocess.run([UV, "run", TOOL, root, out], capture_output=True, text=True, check=True)
     assert "1 unreadable" in done.stdout

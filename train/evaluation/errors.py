@@ -151,10 +151,6 @@ def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
     )
 
 
-_ALIGNMENTS = 5
-"""Rounds of aligning all poses to their mean; two are enough to converge."""
-
-
 def evaluation_constants(index: Index, labels: PoseLabels) -> dict[str, dict[str, float]]:
     """The metrics of each of `CONSTANTS` that the labels allow, by name."""
     constants = {}
@@ -197,7 +193,7 @@ def constant_pose_errors(poses_m: DoubleArray) -> dict[str, dict[str, float]]:
     if not len(poses_m):
         return {}
     rigid_m = poses_m[0]
-    for _ in range(_ALIGNMENTS):
+    for _ in range(5):  # two are enough to converge
         rigid_m = align(poses_m, np.broadcast_to(rigid_m, poses_m.shape)).mean(axis=0)
     errors = {}
     for name, pose_m, metrics in (

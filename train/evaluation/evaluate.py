@@ -22,7 +22,6 @@ from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation import report
 from peclr_dali.train.evaluation.errors import (
-    Evaluation,
     evaluation_config,
     evaluation_constants,
     for_other_run,
@@ -114,7 +113,9 @@ def evaluate(
         "groups": groups or "of the data",
         "worst": report.of_poses(evaluation, rows.tolist()),
     }
-    tables = [report.table_of(_title(evaluation), evaluation.intervals, constants=constants)]
+    left_out = f", left out: {evaluation.errors.reasons}" if evaluation.errors.reasons else ""
+    title = f"{run.path}, {evaluation.errors.measured} hands{left_out}"
+    tables = [report.table_of(title, evaluation.intervals, constants=constants)]
     curves_of = {_name(run): content}
     for other in runs[1:]:
         other_config = for_other_run(config, other)
@@ -184,13 +185,6 @@ def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index
         expected = "expected a number of images, a column of the boxes file or a regular expression"
         raise UserError(f"--groups {groups!r}: {error}; {expected}") from error
     return dataclasses.replace(index, group=np.unique(keys, return_inverse=True)[1])
-
-
-def _title(evaluation: Evaluation) -> str:
-    """The checkpoint, the number of poses that were measured, and why others were not."""
-    errors = evaluation.errors
-    left_out = f", left out: {errors.reasons}" if errors.reasons else ""
-    return f"{evaluation.run.path}, {errors.measured} hands{left_out}"
 
 
 def _name(run: PoseRun) -> str:

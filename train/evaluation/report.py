@@ -5,7 +5,7 @@ import dataclasses
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import cv2
 import matplotlib as mpl
@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from peclr_dali.errors import printable
-from peclr_dali.pipelines.arrays import DoubleArray, IntArray
+from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.evaluation.errors import Evaluation
 from peclr_dali.train.pose.inference import Poses
@@ -37,25 +37,13 @@ CAPTION_PX = 20
 """Height of the text above a picture."""
 
 
-class Curve(NamedTuple):
-    """A PCK curve: the share of the errors of a metric within each of the thresholds.
-
-    Attributes:
-        units_per_threshold: factor from the unit of the thresholds to that of the metric.
-    """
-
-    title: str
-    metric: str
-    units_per_threshold: float
-    thresholds: DoubleArray
-
-
 PCK: Final = {
-    "aligned_m": Curve("PCK, aligned", "pa_epe_cm", 100.0, THRESHOLDS_M),
-    "3d_m": Curve("PCK, camera's frame", "epe_cm", 100.0, THRESHOLDS_M),
-    "2d_px": Curve("PCK, picture", "epe_px", 1.0, THRESHOLDS_PX),
+    "aligned_m": ("PCK, aligned", "pa_epe_cm", 100.0, THRESHOLDS_M),
+    "3d_m": ("PCK, camera's frame", "epe_cm", 100.0, THRESHOLDS_M),
+    "2d_px": ("PCK, picture", "epe_px", 1.0, THRESHOLDS_PX),
 }
-"""The curves by their names in the results."""
+"""PCK curves, the share of errors within thresholds, by their names in the results: title, metric, the factor from the
+unit of the thresholds to the metric's, thresholds."""
 
 
 def results(evaluation: Evaluation, constants: Mapping[str, Mapping[str, float]], crop: str) -> dict[str, Any]:
@@ -80,11 +68,11 @@ def results(evaluation: Evaluation, constants: Mapping[str, Mapping[str, float]]
         },
         "pck": {
             name: {
-                "thresholds": curve.thresholds.tolist(),
-                "share": _for_json(pck_curve(tables[curve.metric] / curve.units_per_threshold, curve.thresholds)),
+                "thresholds": thresholds.tolist(),
+                "share": _for_json(pck_curve(tables[metric] / factor, thresholds)),
             }
-            for name, curve in PCK.items()
-            if curve.metric in tables
+            for name, (_, metric, factor, thresholds) in PCK.items()
+            if metric in tables
         },
     }
 

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.pose import PoseNetwork, view_intrinsics
 from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
 from peclr_dali.pipelines.batch import to_device
@@ -32,8 +31,6 @@ FIRST_BOX_FRAC = 0.33
 """Side of the first pass's box, which is in the middle of the image, over the image's longer side."""
 BOX_IN_VIEW = 0.7
 """Side of a box over the side of the view around it."""
-_FARTHEST_PX = 1e5
-"""Keypoints of the first view that are farther away are moved to this distance."""
 
 
 class Poses(NamedTuple):
@@ -125,7 +122,8 @@ def estimate_steps(
     network = network.to(world.device, dtype).eval()
     for batch in loader:
         view, samples = batch.to(world.device).views[0], batch.samples[:, 0].numpy()
-        affine = counted_from(view.source_to_view_px, origin_px)
+        affine = view.source_to_view_px.clone()  # corner-based
+        affine[:, :, 2] += (0.5 - origin_px) * (affine[:, :, :2].sum(dim=2) - 1)
         of_view = view_intrinsics(to_device(intrinsics[samples], world.device).to(dtype), affine)  # not in 16 bits
         with inference(world.device, autocast_dtype):
             output = network(view.image, of_view)
@@ -134,10 +132,13 @@ def estimate_steps(
         samples, affine = samples[here], affine[here].double().cpu()
         in_view_px, joints = output.keypoints_px[here].double().cpu(), output.joints[here].double().cpu().numpy()
         in_source_px = from_view(in_view_px, affine).numpy()
+        if config.pose.first_keypoint == "palm":  # in 2D; the joints have the wrist there already
+            wrist = np.einsum("nij,nj->ni", intrinsics[samples].astype(np.float64), joints[:, 0])
+            in_source_px[:, 0] = wrist[:, :2] / wrist[:, 2:]
         yield Poses(
             samples=samples,
             in_view_px=in_view_px.numpy(),
-            keypoints_px=with_wrist(in_source_px, joints, intrinsics[samples], config.pose),
+            keypoints_px=in_source_px,
             joints=joints,
             source_to_view_px=affine.numpy(),
             images=view.image[kept].permute(0, 2, 3, 1).cpu().numpy(),
@@ -218,7 +219,7 @@ def estimate_in_two_passes(
     )
     index = dataclasses.replace(index, box_px=middle)
     first = estimate_poses(network, index, intrinsics, config, world, origin_px=origin_px, progress=progress)
-    seen_px = np.nan_to_num(first.in_view_px).clip(-_FARTHEST_PX, _FARTHEST_PX)
+    seen_px = np.nan_to_num(first.in_view_px).clip(-1e5, 1e5)  # which a box can hold
     edges_px = np.trunc(np.stack([seen_px.min(axis=1), seen_px.max(axis=1)], axis=1))  # (N, 2, 2)
     corners_px = from_view(torch.from_numpy(edges_px), torch.from_numpy(first.source_to_view_px)).numpy()
     longer_px = np.abs(corners_px[:, 1] - corners_px[:, 0]).max(axis=1)  # of a mirrored view, the first is on the right
@@ -248,26 +249,8 @@ def boxes_in_views(
     return np.column_stack([loader_centre_px, side_px / BOX_IN_VIEW]).astype(np.float32)
 
 
-def counted_from(source_to_view_px: Tensor, origin_px: float) -> Tensor:
-    """Corner-based maps (N, 2, 3) for pixels that are counted so that the first one's centre is at `origin_px`."""
-    maps = source_to_view_px.clone()
-    maps[:, :, 2] += (0.5 - origin_px) * (maps[:, :, :2].sum(dim=2) - 1)
-    return maps
-
-
 def from_view(points_px: Tensor, source_to_view_px: Tensor) -> Tensor:
     """Points (N, J, 2) of views in pixels of their sources, given the maps (N, 2, 3) from source to view."""
     shifted = (points_px - source_to_view_px[:, None, :, 2]).mT
     in_source_px: Tensor = torch.linalg.solve(source_to_view_px[:, :, :2], shifted).mT
     return in_source_px
-
-
-def with_wrist(keypoints_px: DoubleArray, joints: DoubleArray, intrinsics: FloatArray, pose: PoseConfig) -> DoubleArray:
-    """2D keypoints (N, K, 2) with the wrist as keypoint 0: projected from 3D, if the network predicts the palm there.
-
-    `joints` (N, K, 3) have the wrist already; `intrinsics` (N, 3, 3) are those of the pictures.
-    """
-    if pose.first_keypoint != "palm":
-        return keypoints_px
-    wrist = np.einsum("nij,nj->ni", intrinsics.astype(np.float64), joints[:, 0])
-    return np.concatenate([(wrist[:, :2] / wrist[:, 2:])[:, None], keypoints_px[:, 1:]], axis=1)

@@ -21,9 +21,6 @@ from peclr_dali.train.pose.metrics import in_one_place, pixel_errors, pose_table
 
 log = logging.getLogger(__name__)
 
-FOCAL_BOXES = 5.0
-"""Assumed focal length of an unknown camera, in sides of the box; FreiHAND's cameras have about this."""
-
 
 @dataclass(frozen=True)
 class PoseTargets:
@@ -80,7 +77,7 @@ class PoseLabels:
         if not has_camera.all():
             # Centred on the box. The size of whole images is unknown here.
             box_px = np.where(index.box_px[:, 2:] > 0, index.box_px, np.array([112, 112, 224], np.float32))
-            assumed = cameras_of(FOCAL_BOXES * box_px[:, 2], box_px[:, :2])
+            assumed = cameras_of(5 * box_px[:, 2], box_px[:, :2])  # about FreiHAND's focal length
             intrinsics = np.where(has_camera[:, None, None], intrinsics, assumed)
         return cls(
             joints,

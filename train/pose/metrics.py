@@ -21,8 +21,6 @@ THRESHOLDS_M: Final = np.linspace(0.0, 0.05, 100)
 """Thresholds of the PCK curves in 3D."""
 THRESHOLDS_PX: Final = np.linspace(0.0, 30.0, 100)
 """Thresholds of the PCK curve in 2D."""
-PCK_SHARES: Final = (0.1, 0.2)
-"""Distances of PCK, as shares of the hand's size in the picture."""
 LEAST_KEYPOINTS_TO_ALIGN: Final = 3
 """Smallest number of keypoints for an alignment; with fewer, a similarity transform fits any pose."""
 LEAST_GROUPS: Final = 3
@@ -106,9 +104,9 @@ def pose_tables(
         proper_rotation: forbid alignment by a reflection, as the authors' code does. FreiHAND's script allows it.
 
     Raises:
-        ValueError: the shapes do not fit, a valid keypoint is not finite, or a true pose is a single point.
+        ValueError: a valid keypoint is not finite, or a true pose is a single point.
     """
-    predicted, true, counts = _checked(predicted_m, true_m, valid, dimensions=3)
+    predicted, true, counts = _checked(predicted_m, true_m, valid)
     alignable = counts.sum(axis=1, keepdims=True) >= LEAST_KEYPOINTS_TO_ALIGN
     aligned = align(predicted, true, valid=counts, proper_rotation=proper_rotation)
     error_m, pa_error_m = _distances(predicted, true, counts), _distances(aligned, true, counts & alignable)
@@ -145,7 +143,7 @@ def align(
     Returns:
         (N, K, 3) in metres, NaN if not valid.
     """
-    predicted, true, counts = _checked(predicted_m, true_m, valid, dimensions=3)
+    predicted, true, counts = _checked(predicted_m, true_m, valid)
     true_centre, centre = _centre(true, counts), _centre(predicted, counts)  # (N, 1, 3)
     true_shape, shape = (np.where(counts[..., None], p - c, 0) for p, c in ((true, true_centre), (predicted, centre)))
     true_size, size = (np.linalg.norm(shape_, axis=(1, 2), keepdims=True) for shape_ in (true_shape, shape))
@@ -167,7 +165,7 @@ def pixel_errors(
     predicted_px: npt.ArrayLike, true_px: npt.ArrayLike, *, valid: npt.ArrayLike | None = None
 ) -> DoubleArray:
     """Distances (N, K) between (N, K, 2) arrays, NaN if not valid."""
-    return _distances(*_checked(predicted_px, true_px, valid, dimensions=2))
+    return _distances(*_checked(predicted_px, true_px, valid))
 
 
 def relative_pixel_errors(
@@ -184,7 +182,7 @@ def relative_pixel_errors(
     known_px = np.ma.masked_invalid(true_px)
     side_px = np.ma.filled((known_px.max(axis=1) - known_px.min(axis=1)).max(axis=1), np.nan)[:, None]  # (N, 1)
     # A single keypoint has no side to compare with.
-    within = {f"pck_{share}": np.where(side_px > 0, error_px <= share * side_px, np.nan) for share in PCK_SHARES}
+    within = {f"pck_{share}": np.where(side_px > 0, error_px <= share * side_px, np.nan) for share in (0.1, 0.2)}
     tables = {"epe_px_of_224": error_px * view_px_per_px[:, None] * 224 / view_side_px, **within}
     return {name: np.where(np.isnan(error_px), np.nan, table) for name, table in tables.items()}
 
@@ -322,13 +320,10 @@ def metric_of(table: DoubleArray) -> float:
 
 
 def _checked(
-    predicted: npt.ArrayLike, true: npt.ArrayLike, valid: npt.ArrayLike | None, *, dimensions: int
+    predicted: npt.ArrayLike, true: npt.ArrayLike, valid: npt.ArrayLike | None
 ) -> tuple[DoubleArray, DoubleArray, BoolArray]:
     """Both arrays as float64, with zeros for keypoints that do not count, and the mask of keypoints that count."""
     ours, theirs = np.asarray(predicted, np.float64), np.asarray(true, np.float64)
-    if theirs.ndim != 3 or theirs.shape[2] != dimensions or ours.shape != theirs.shape or not theirs.size:
-        found = f"predictions have shape {ours.shape} and truth {theirs.shape}"
-        raise ValueError(f"{found}, expected the same (N, K, {dimensions}), N > 0")
     counts = np.ones(theirs.shape[:2], bool) if valid is None else np.asarray(valid, bool)
     if not np.isfinite(np.concatenate([ours[counts], theirs[counts]])).all():
         raise ValueError("a keypoint is not finite; mark it as not valid, and report how many there are")

@@ -24,11 +24,6 @@ from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.train.runs.pictures import Image, read_sheet, shown_side_px
 
 SHOWN: Final = 12  # most pictures of a kind
-PREDICTIONS: Final = 48  # most predictions
-TWO_VIEWS: Final = (
-    "Two views of each image. Skeletons, where an image has keypoints, were moved by the matrices that warped the "
-    "pixels, to show that both agree. The network does not see them, and the loss does not use keypoints."
-)
 
 
 class Picture(NamedTuple):
@@ -69,7 +64,12 @@ def galleries(runs: Sequence[Run], measured: Measured | None, predicted: Path | 
         side_px = shown_side_px(seen.config.geometry.side_px)
         views, text = 1, "Views of training images, with their keypoints."
         if pretrained is not None:
-            views, text = 2, TWO_VIEWS
+            views = 2
+            text = (
+                "Two views of each image. Skeletons, where an image has keypoints, were moved by the matrices that "
+                "warped the pixels, to show that both agree. The network does not see them, and the loss does not "
+                "use keypoints."
+            )
         sections += _sheet("What the network saw", text, seen.folder.views_picture, side_px, views * side_px)
     if predicted is not None:
         sections.append(predictions(predicted))
@@ -97,7 +97,7 @@ def predictions(folder: Path) -> Section:
     """The drawings in a folder of `predict`. A folder without predictions is a `UserError`."""
     results = read_predictions(folder)
     drawn = [prediction for prediction in results["predictions"] if prediction["drawing"] is not None]
-    shown = drawn[:PREDICTIONS]
+    shown = drawn[:48]
     pictures = [
         Picture("jpeg", (folder / prediction["drawing"]).read_bytes(), Path(prediction["image"]).name)
         for prediction in shown

@@ -88,8 +88,7 @@ def test_a_network_that_always_says_the_same_has_the_length_of_the_motion(blobs:
     chords = 2 * 32 * np.sqrt(2) * np.sin(np.radians(np.abs(found["rotation_deg"])) / 2)
     np.testing.assert_allclose(found["rotation_error_px"], chords, atol=1e-3)
     of_constant = found["constant_rotation_error_px"]  # of the mean labels, in the whole picture of 64 px
-    keypoints_px = load_index(config_of(blobs).data).keypoints_px
-    assert keypoints_px is not None
+    keypoints_px = load_index(config_of(blobs).data).tables["keypoints_px"]
     distances_px = np.linalg.norm(2 * keypoints_px.mean(axis=0) - 64, axis=1)
     np.testing.assert_allclose(of_constant, chords / (32 * np.sqrt(2)) * distances_px.mean(), atol=0.01)
     x, y = np.meshgrid(found["shift_px"], found["shift_px"])

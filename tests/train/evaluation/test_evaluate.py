@@ -88,9 +88,7 @@ def test_a_perfect_network_has_no_error(run: Path, precision: str) -> None:
     """So frames, units and orders agree from the labels to the metrics, and geometry is not computed in 16 bits."""
     _, found = measured(*knowing_run(run, precision=precision))
     values = {name: interval.value for name, interval in found.intervals.items()}
-    assert values["epe_cm"] < 1e-4
-    assert values["pa_epe_cm"] < 1e-4
-    assert values["epe_px"] < 1e-3
+    assert max(values["epe_cm"], values["pa_epe_cm"], values["epe_px"] / 10) < 1e-4
     assert values["auc"] > 0.99
     assert found.errors.measured == len(found.index)
 
@@ -176,9 +174,7 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
     assert content["worst"][0]["pa_epe_cm"] == pytest.approx(float(by_error[0]["pa_epe_cm"]), 1e-4)
     assert np.mean([float(row["epe_px"]) for row in rows]) == pytest.approx(content["metrics"]["epe_px"]["value"], 1e-4)
     for name in ("pck.png", "worst.png"):
-        picture = cv2.imread(str(tmp_path / "out" / name))
-        assert picture is not None
-        assert picture.std() > 10
+        assert np.asarray(cv2.imread(str(tmp_path / "out" / name))).std() > 10
 
 
 def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -303,12 +299,12 @@ def test_two_passes_crop_as_the_authors_code_does(first_keypoint: Literal["wrist
     network.joints, network.error = network.joints.repeat(2, 1, 1), network.error.repeat(2, 1, 1)  # two passes
     poses = estimate_in_two_passes(knowing.network, index, index.targets["K"], config, World(), keep_images=2)
     side_px = config.geometry.side_px
-    assert index.keypoints_px is not None
-    np.testing.assert_allclose(poses.keypoints_px, index.keypoints_px, atol=1e-3)
+    keypoints_px = index.tables["keypoints_px"]
+    np.testing.assert_allclose(poses.keypoints_px, keypoints_px, atol=1e-3)
     for row in range(len(index)):
         scale = 0.7 * side_px / (0.33 * tiny_hands.SIDE_PX)  # their first transformation, written out
         first = np.array([[scale, 0, -scale * 32 + side_px / 2], [0, scale, -scale * 32 + side_px / 2], [0, 0, 1]])
-        inside = index.keypoints_px[row] @ first[:2, :2].T + first[:2, 2]
+        inside = keypoints_px[row] @ first[:2, :2].T + first[:2, 2]
         x1, y1, x2, y2 = (int(edge) for edge in (*inside.min(axis=0), *inside.max(axis=0)))
         corners = np.linalg.inv(first)[:2] @ np.array([[x1, x2], [y1, y2], [1, 1]])
         length = (corners[:, 1] - corners[:, 0]).max()

@@ -120,8 +120,6 @@ def test_degenerate_input_is_refused() -> None:
     broken, one_point = predicted_m.copy(), true_m.copy()
     broken[2:, 5, 1], one_point[3] = np.nan, 0.5
     for predicted, true, message in (
-        (predicted_m[..., :2], true_m, r"expected the same \(N, K, 3\)"),
-        (predicted_m[:0], true_m[:0], "N > 0"),
         (broken, true_m, "a keypoint is not finite"),
         (predicted_m, broken, "a keypoint is not finite"),
         (predicted_m, one_point, "a pose is a single point"),
@@ -192,18 +190,6 @@ def test_resampling_equals_a_loop_over_hands() -> None:
         drawn = np.repeat(table, counts, axis=0)
         values.append(np.nanmean([np.nanmean(c) for c in drawn.T if not np.isnan(c).all()]))
     assert (found.low, found.high) == pytest.approx(tuple(np.percentile(values, [2.5, 97.5])))
-
-
-def test_a_paired_difference_sees_what_two_intervals_do_not() -> None:
-    predicted_m, true_m = hands(200)
-    better = true_m + 0.97 * (predicted_m - true_m)
-    ours, theirs = (pose_tables(p, true_m) for p in (better, predicted_m))
-    difference = confidence_intervals({name: ours[name] - theirs[name] for name in ours})["epe_cm"]
-    assert difference.value == pytest.approx(
-        mean_over_samples(ours["epe_cm"]).mean() - mean_over_samples(theirs["epe_cm"]).mean()
-    )
-    assert difference.high < 0
-    assert confidence_intervals(ours)["epe_cm"].high > confidence_intervals(theirs)["epe_cm"].low
 
 
 @pytest.mark.parametrize("sizes", [(5, 5, 5, 5), (2, 12, 5, 9, 3, 7), (3, 5, 9)])

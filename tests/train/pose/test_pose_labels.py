@@ -66,11 +66,10 @@ def hands_m() -> npt.NDArray[np.float64]:
 
 def augmented(renderer: Literal["dali", "cpu"], index: Index, keypoint: int) -> View:
     """Views of dots at one keypoint, over the ranges of fine-tuning; at 128 px the dots stay inside."""
-    assert index.keypoints_px is not None
     geometry = replace(FinetuneConfig().geometry, scale=(0.7, 1.0))
     colour = ColourConfig(jitter="none")
     draws = draw_view(Augmentation(geometry, colour), seed=5, epoch=0, view=0, places=np.arange(COUNT))
-    images = dot_images(index.keypoints_px[:, keypoint])
+    images = dot_images(index.tables["keypoints_px"][:, keypoint])
     return make_views(renderer, images, index.box_px, [draws], geometry, colour)[0]
 
 
