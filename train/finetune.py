@@ -15,9 +15,8 @@ from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import to_dict
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.interrupt import StopSignals
-from peclr_dali.train.distributed.world import World
+from peclr_dali.train.distributed.world import World, on_all_ranks
 from peclr_dali.train.evaluation.errors import evaluation_constants
 from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn

@@ -19,9 +19,8 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import rows_per_batch
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.interrupt import StopSignals
-from peclr_dali.train.distributed.world import World
+from peclr_dali.train.distributed.world import World, on_all_ranks
 from peclr_dali.train.probe import ProbeValidator
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpointer import Checkpointer, resume_or_claim
@@ -29,8 +28,7 @@ from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.runs.pictures import save_loss
 from peclr_dali.train.runs.run import load_batches, load_images, started_run
-from peclr_dali.train.steps.embed import ViewEmbedder
-from peclr_dali.train.steps.exact import ExactStep, StepResult
+from peclr_dali.train.steps.exact import ExactStep, StepResult, ViewEmbedder
 from peclr_dali.train.steps.optim import build_optimizer
 from peclr_dali.train.steps.precision import autocast_dtype, on_device
 from peclr_dali.train.steps.step_graph import StepGraph

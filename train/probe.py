@@ -19,8 +19,7 @@ from peclr_dali.pipelines.samples.subsets import in_fraction
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
-from peclr_dali.train.distributed.world import World, single_process
+from peclr_dali.train.distributed.world import World, on_all_ranks, single_process
 from peclr_dali.train.pose.inference import Progress, canonical_loader, inference
 from peclr_dali.train.steps.precision import autocast_dtype
 from peclr_dali.train.steps.train_state import TrainState

@@ -14,7 +14,7 @@ from peclr_dali.models.network import build_network
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.steps.memory import GraphBytes
+from peclr_dali.train.steps.exact import GraphBytes
 from tests.train.tiny_step import SIDE_PX, Recompute, assert_same, buffers, exact_step, gradients, images, network
 
 CONFIGS = Path(__file__).parents[2] / "configs"

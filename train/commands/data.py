@@ -23,7 +23,7 @@ from peclr_dali.train.commands.options import (
     say,
     workers_option,
 )
-from peclr_dali.writing import require_new
+from peclr_dali.writing import require_ending, require_new
 
 if TYPE_CHECKING:
     from peclr_dali.pipelines.config import DataConfig
@@ -68,12 +68,25 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     They are written to OUT (a .png). Keypoints are transformed by the views' matrices.
     """
     config = pretraining_config(files, overrides)
+    import torch
+
     from peclr_dali.pipelines.config import refuse_among_images
-    from peclr_dali.train.preview import preview
+    from peclr_dali.pipelines.loader.loader import build_loader
+    from peclr_dali.pipelines.samples.order import RankSlice, Schedule, build_order
+    from peclr_dali.pipelines.sources import load_index
+    from peclr_dali.train.runs.pictures import save_views
 
     refuse_among_images(out, config.data)
     require_new(out, force=force)
-    preview(config, out, samples=samples)
+    require_ending(out, ".png", ".jpg")
+    index = load_index(config.data)
+    count = min(samples, len(index))
+    batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
+    order = build_order(index, batch=batch, seed=config.run.seed)
+    schedule = Schedule(order, RankSlice(batch, 0, count), last_step=1)
+    cpu = torch.device("cpu")
+    with build_loader(index, schedule, config.pipelines, config.augmentation, device=cpu) as loader:
+        save_views(out, next(iter(loader)), index, samples=count)
     say(f"{out}")
 
 

@@ -21,8 +21,7 @@ from peclr_dali.pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, without_augmentation
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
-from peclr_dali.train.distributed.world import World
+from peclr_dali.train.distributed.world import World, on_all_ranks
 from peclr_dali.train.steps.precision import PRECISIONS
 
 Progress = Callable[[int, int], None]

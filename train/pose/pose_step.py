@@ -11,8 +11,7 @@ from peclr_dali.models.pose import PoseOutput
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.finetuning import PoseLossConfig
 from peclr_dali.train.pose.labels import PoseTargets
-from peclr_dali.train.steps.batch_statistics import one_momentum_step
-from peclr_dali.train.steps.micro_batches import MicroBatchStep
+from peclr_dali.train.steps.micro_batches import MicroBatchStep, one_momentum_step
 
 
 class PoseLosses(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 from peclr_dali.errors import AnotherRankFailed, UserError, in_one_line
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.load import to_dict
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
+from peclr_dali.train.distributed.world import on_all_ranks
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpoint import load_checkpoint
 from peclr_dali.train.runs.folder import RunFolder

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
+from peclr_dali.train.distributed.world import on_all_ranks
 from peclr_dali.train.runs.checkpointer import Checkpointer
 from peclr_dali.train.runs.log import console, print_line
 from peclr_dali.train.runs.run import AnyRun

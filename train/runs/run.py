@@ -21,8 +21,7 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import FREE_BETWEEN_RANKS, first_different_key, flatten, to_dict
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.all_ranks import on_all_ranks, require_same
-from peclr_dali.train.distributed.world import World, described_world, joined
+from peclr_dali.train.distributed.world import World, described_world, joined, on_all_ranks, require_same
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.steps.precision import resolve_precision
 from peclr_dali.train.steps.train_state import TrainState

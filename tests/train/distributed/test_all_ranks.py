@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from peclr_dali.errors import AnotherRankFailed
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
-from peclr_dali.train.distributed.world import World, described_world, joined
+from peclr_dali.train.distributed.world import World, described_world, joined, on_all_ranks
 from tests.train import ranks, tiny_run
 
 
