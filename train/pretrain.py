@@ -15,7 +15,6 @@ from peclr_dali.models.equivariance import build_undo
 from peclr_dali.models.network import ContrastiveNetwork, build_network, health
 from peclr_dali.models.nt_xent import NTXent, loss_at_chance
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import rows_per_batch
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.config.pretraining import Config
@@ -30,9 +29,8 @@ from peclr_dali.train.runs.pictures import save_loss
 from peclr_dali.train.runs.run import load_batches, load_images, started_run
 from peclr_dali.train.steps.exact import ExactStep, StepResult, ViewEmbedder
 from peclr_dali.train.steps.optim import build_optimizer
-from peclr_dali.train.steps.precision import autocast_dtype, on_device
 from peclr_dali.train.steps.step_graph import StepGraph
-from peclr_dali.train.steps.train_state import TrainState, build_state
+from peclr_dali.train.steps.train_state import TrainState, autocast_dtype, build_state, on_device
 from peclr_dali.train.trainer import train
 
 log = logging.getLogger(__name__)
@@ -75,7 +73,10 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
             return run.folder
 
         loader = load_batches(run, index, state, bad_files.quarantine, views=VIEWS)
-        _log_sources(index, config.train.batch)
+        if index.sources:
+            rows = rows_per_batch([source.weight for source in index.sources], config.train.batch)
+            parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]
+            log.info("rows of every batch: %s", ", ".join(parts))
         validator = ProbeValidator(config, index, network, state, world)
         with (
             loader,
@@ -161,14 +162,6 @@ def draw_loss(folder: RunFolder) -> None:
     chance = loss_at_chance(config.train.batch) if isinstance(config, Config) and config.loss.name == NT_XENT else None
     if rows := folder.read_metrics():  # there are none if the run stops before the first row
         save_loss(folder.loss_picture, rows, chance=chance)
-
-
-def _log_sources(index: Index, batch: int) -> None:
-    """Log the sources' rows of a batch if there are several."""
-    if index.sources:
-        rows = rows_per_batch([source.weight for source in index.sources], batch)
-        parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]
-        log.info("rows of every batch: %s", ", ".join(parts))
 
 
 def _bytes_of_batches(config: Config, world: World) -> int:

@@ -12,7 +12,7 @@ from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config, TrainConfig
 from peclr_dali.train.pose.inference import inference
-from peclr_dali.train.steps.precision import resolve_precision
+from peclr_dali.train.steps.train_state import resolve_precision
 from tests.train.tiny_run import TINY
 from tests.train.tiny_step import Operators, Pretraining, gradients, images
 

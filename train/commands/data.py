@@ -158,10 +158,11 @@ def pack(
     """
     if re.match(r"\w+:/", str(out)):
         raise UserError(f"{out} is an address: tar files are written to a folder. Name one, and copy it there later.")
+    from peclr_dali.train.runs.log import progress_bar
+
     if index_only:
         from peclr_dali.pipelines.sources.shards.pack import index_tars
         from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE
-        from peclr_dali.train.runs.log import progress_bar
 
         require_new(out / INDEX_FILE, force=force)  # that of `pack` has the labels
         with progress_bar("indexing") as progress:
@@ -171,7 +172,6 @@ def pack(
         from peclr_dali.pipelines.sources import load_index
         from peclr_dali.pipelines.sources.shards import choices
         from peclr_dali.pipelines.sources.shards.pack import pack as run
-        from peclr_dali.train.runs.log import progress_bar
 
         source = _only_source(config)
         index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads them

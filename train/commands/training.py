@@ -104,7 +104,7 @@ def probe(start: str | None, out: str | None, resume: Resume, **options: Any) ->
     from peclr_dali.train.config.finetuning import FinetuneConfig
 
     config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, **options)
-    from peclr_dali.train.read_out import fit_read_out
+    from peclr_dali.train.probe import fit_read_out
 
     folder = fit_read_out(config, resume)
     say(f"{folder.checkpoints.latest()}")

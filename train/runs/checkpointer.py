@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -172,7 +171,21 @@ def resume_or_claim(run: AnyRun, index: Index, state: TrainState, bad_files: Bad
     """
     if run.checkpoint is not None:
         with on_all_ranks(run.world):
-            _restore(run.checkpoint, (state, bad_files, *parts), index.counts)
+            all_parts: Sequence[Part] = (state, bad_files, *parts)
+            saved = load_checkpoint(run.checkpoint)
+            if saved.get("images") != index.counts:  # of each source: the order depends on it
+                raise UserError(
+                    f"{run.checkpoint} is of a run on {saved.get('images')} images, and there are {index.counts} now: "
+                    "restore the data, or start a new run with --set run.out=..."
+                )
+            try:
+                for part in all_parts:
+                    part.load_state_dict(saved)
+            except (LookupError, TypeError, ValueError, RuntimeError) as error:
+                reason = f"{type(error).__name__}: {in_one_line(error)}"
+                fault = f"{run.checkpoint} does not fit this configuration's network and optimiser"
+                raise UserError(f"{fault}: {reason}") from error
+            log.info("resuming after step %d from %s", saved["step"], run.checkpoint)
     if state.is_finished:
         log.info("%s has finished its %d steps already", run.folder.root, state.total_steps)
         return False
@@ -181,20 +194,3 @@ def resume_or_claim(run: AnyRun, index: Index, state: TrainState, bad_files: Bad
             run.folder.claim(run.config, state.steps_done)
             bad_files.write()  # rows written after the checkpoint belong to steps that are repeated
     return True
-
-
-def _restore(path: Path, parts: Sequence[Part], images: list[int]) -> None:
-    """Load a checkpoint. The number of images of each source must be as before: the order depends on it."""
-    saved = load_checkpoint(path)
-    if saved.get("images") != images:
-        raise UserError(
-            f"{path} is of a run on {saved.get('images')} images, and there are {images} now: restore the data, "
-            f"or start a new run with --set run.out=..."
-        )
-    try:
-        for part in parts:
-            part.load_state_dict(saved)
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        reason = f"{type(error).__name__}: {in_one_line(error)}"
-        raise UserError(f"{path} does not fit this configuration's network and optimiser: {reason}") from error
-    log.info("resuming after step %d from %s", saved["step"], path)

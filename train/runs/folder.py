@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from filelock import FileLock, Timeout
@@ -87,13 +87,11 @@ class RunFolder:
             UserError: the folder has a run that must not be resumed, or a run of another configuration; or it is among
                 images that are read.
         """
-        if resume not in get_args(Resume):
-            raise UserError(f"resume = {resume!r}: expected one of {', '.join(get_args(Resume))}")
         refuse_among_images(self.root, config.data)
         if not any(path.name != LOCK for path in self.root.iterdir()):
             return None
         elsewhere = "name another folder with --set run.out=..."
-        saved = any(folder.any() for folder in (self.checkpoints, self.best))
+        saved = any(path.suffix in (".pt", ".torn") for path in self.root.glob("*/*"))  # complete or damaged
         if not self.config_file.exists() or not (self.versions_file.exists() or saved):
             raise UserError(f"run.out = {self.root} holds files, but not a run: {elsewhere}")
         if saved and resume == "never":

@@ -79,14 +79,6 @@ class Meter(Generic[R]):
             MachineError: the folder has disappeared.
         """
         step = self._state.steps_done
-        self._count(batch, step)
-        if step % self._config.run.log_every == 0 or self._state.is_finished:
-            self._world.barrier()  # with a time limit, which waiting for the GPU has not
-            with on_all_ranks(self._world):
-                loss = self._checked_loss(result, step)
-            self._write_row(step, loss, result, len(batch))
-
-    def _count(self, batch: Batch, step: int) -> None:
         self._steps += 1
         self._run_steps += 1
         if self._run_steps == 1:  # it compiles, and measures memory
@@ -96,14 +88,15 @@ class Meter(Generic[R]):
             self._samples.write(json.dumps(seen) + "\n")
         if self._log is not None:
             self._log.advance(step)
-
-    def _checked_loss(self, result: R, step: int) -> float:
-        if self._world.is_main:
-            self._folder.require_there(step)
-        loss = result.loss.item()  # waits for the device
-        if not math.isfinite(loss):  # the same on all ranks
-            raise self._folder.diverged(f"the loss is {loss}", step, self._state.lr)
-        return loss
+        if step % self._config.run.log_every == 0 or self._state.is_finished:
+            self._world.barrier()  # with a time limit, which waiting for the GPU has not
+            with on_all_ranks(self._world):
+                if self._world.is_main:
+                    self._folder.require_there(step)
+                loss = result.loss.item()  # waits for the device
+                if not math.isfinite(loss):  # the same on all ranks
+                    raise self._folder.diverged(f"the loss is {loss}", step, self._state.lr)
+            self._write_row(step, loss, result, len(batch))
 
     def _write_row(self, step: int, loss: float, result: R, images: int) -> None:
         waited_s, passes_s, now = self._waiting.take_s(), self._own_work.take_s(), time.perf_counter()

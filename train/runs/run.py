@@ -23,8 +23,7 @@ from peclr_dali.train.config.load import FREE_BETWEEN_RANKS, first_different_key
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World, described_world, joined, on_all_ranks, require_same
 from peclr_dali.train.runs.folder import Resume, RunFolder
-from peclr_dali.train.steps.precision import resolve_precision
-from peclr_dali.train.steps.train_state import TrainState
+from peclr_dali.train.steps.train_state import TrainState, resolve_precision
 
 log = logging.getLogger(__name__)
 

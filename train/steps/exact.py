@@ -8,7 +8,7 @@ each micro-batch's network. As many graphs of the first part are kept as memory 
 import logging
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 import torch
@@ -18,8 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from peclr_dali.models.nt_xent import AnchorLoss, require_floats
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.steps.micro_batches import MicroBatchStep, one_momentum_step
-from peclr_dali.train.steps.precision import casts_once
+from peclr_dali.train.steps.micro_batches import MicroBatchStep, casts_once, one_momentum_step
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +91,6 @@ class ExactStep(MicroBatchStep, Generic[B]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.recompute not in get_args(Recompute):
-            raise ValueError(f"recompute = {self.recompute!r}: expected one of {', '.join(get_args(Recompute))}")
         if isinstance(self.loss, type):
             raise TypeError(f"loss is the class {self.loss.__name__}: give a loss, such as {self.loss.__name__}()")
         if self.batch < 2 and isinstance(self.loss, AnchorLoss):
@@ -166,21 +163,16 @@ class ExactStep(MicroBatchStep, Generic[B]):
             difference = None
             if self.kept_graphs != self._largest_share:  # the same on all ranks
                 difference = self.world.max_(torch.stack(changes).amax())
-                self._compare_once(difference, embeddings)
+                if not self._is_checked:  # in the first step only: reading a number waits for the GPU
+                    share = (difference / embeddings.abs().amax()).item()
+                    if share > _RECOMPUTE_TOLERANCE and self.world.is_main:
+                        log.warning(
+                            "recomputed embeddings differ from the first ones by %.0f %% of the largest value: the "
+                            "gradient is wrong. Take dropout out of the network, or set recompute = 'never'",
+                            100 * share,
+                        )
         self._is_checked = True
         return StepResult(loss, embeddings, difference)
-
-    def _compare_once(self, difference: Tensor, embeddings: Tensor) -> None:
-        """Warn in the first step only: reading a number waits for the GPU."""
-        if self._is_checked:
-            return
-        share = (difference / embeddings.abs().amax()).item()
-        if share > _RECOMPUTE_TOLERANCE and self.world.is_main:
-            log.warning(
-                "recomputed embeddings differ from the first ones by %.0f %% of the largest value: the gradient is "
-                "wrong. Take dropout out of the network, or set recompute = 'never'",
-                100 * share,
-            )
 
     @property
     def _largest_share(self) -> int:

@@ -181,3 +181,13 @@ def one_momentum_step(network: nn.Module, world: World, micro_batches: int) -> I
     finally:
         for module, momentum, counter in zip(modules, momenta, counters, strict=True):
             module.momentum, module.num_batches_tracked = momentum, counter
+
+
+def casts_once(device: torch.device) -> torch.autocast:
+    """In the `with` block, autocast casts each weight once, for all micro-batches; do not change weights in it.
+
+    Autocast itself stays on or off. It forgets its casts where its outermost block ends, and this is one. In a compiled
+    network it has no effect: there the casts are part of the graph, and run in each micro-batch.
+    """
+    kind = device.type
+    return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))

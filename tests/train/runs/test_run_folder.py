@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from peclr_dali.errors import UserError
-from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.runs.folder import LOCK, RunFolder, read_rows
 
 
@@ -21,11 +20,6 @@ def test_a_second_start_learns_who_holds_the_lock_and_what_a_kill_left_locks_not
             pytest.fail("two have it")
         (folder.root / "file").write_text("")
     assert [path.name for path in folder.root.iterdir()] == ["file"]
-
-
-def test_a_word_for_resume_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="resume = 'always': expected one of never, auto"):
-        RunFolder(tmp_path, keep=1).check(Config(), "always")  # type: ignore[arg-type]
 
 
 def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
