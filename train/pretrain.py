@@ -63,8 +63,7 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
 
         with on_all_ranks(world):
             network = on_device(build_network(run.encoder, config.projector, config.geometry.side_px), config, world)
-            optimizer = pretraining_optimizer(config, network)
-            state = build_state(config, network, optimizer, steps_per_epoch)
+            state = build_state(config, network, pretraining_optimizer(config, network), steps_per_epoch)
             exact = build_step(config, network, state, world, loss)
         step = StepGraph(exact) if is_recorded(config, world) else exact
 

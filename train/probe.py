@@ -311,8 +311,7 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
             return network.features(view.image).double(), wanted.flatten(1)
 
         with progress_bar("reading features") as progress:
-            rows = np.arange(len(index))
-            _, (features, targets) = of_canonical_views(read, index, rows, config, world, progress)
+            _, (features, targets) = of_canonical_views(read, index, np.arange(len(index)), config, world, progress)
         known = targets.isfinite().all(dim=1)
         if not known.any():
             raise UserError(f"{index.root} ({index.name}): no image has all its labels: use another source")

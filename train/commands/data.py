@@ -112,8 +112,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force
     from peclr_dali.train.distributed.world import described_world
     from peclr_dali.train.runs.log import progress_bar
 
-    source = _only_source(config)
-    index = read_source(replace(source, bad_list=None, label_fraction=1.0))  # all its files
+    index = read_source(replace(_only_source(config), bad_list=None, label_fraction=1.0))  # all its files
     device = described_world(config.train.device).device
     with progress_bar("checking") as progress:
         reasons = check(index, config.pipelines, out, device=device, progress=progress)

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -33,7 +33,7 @@ class Part(Protocol):
         """Load its entries of a checkpoint."""
 
 
-class Checkpointer:
+class Checkpointer(AbstractContextManager["Checkpointer"]):
     """Saves a run's checkpoints in a thread, so that training waits only for a copy of the state.
 
     Only one is written at a time: the next one, and the end of the `with` block, wait for it. Rank 0 writes; all ranks
@@ -65,9 +65,6 @@ class Checkpointer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
         self._saved_step, self.waited_s = state.steps_done, 0.0
-
-    def __enter__(self) -> "Checkpointer":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()

@@ -123,8 +123,7 @@ class RunFolder:
                 kept = [row for row in read_rows(file) if row["step"] <= step]
                 write_text(file, "".join(f"{json.dumps(row)}\n" for row in kept))
         if step == 0:
-            pictures = (self.views_picture, self.loss_picture, self.predictions_picture)
-            for file in (*pictures, self.quarantine_file):
+            for file in (self.views_picture, self.loss_picture, self.predictions_picture, self.quarantine_file):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
             if step == 0:
@@ -173,8 +172,11 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 def versions() -> dict[str, str]:
     """Versions of the programs and libraries that a run depends on."""
-    system = f"{platform.system()} {platform.machine()}"
-    found = {"python": platform.python_version(), "system": system, "commit": _commit()}
+    found = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "commit": _commit(),
+    }
     packages = ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba")
     found |= {name: version(name) for name in packages}
     if torch.cuda.is_available():

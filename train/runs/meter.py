@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -31,7 +31,7 @@ class Result(Protocol):
 R = TypeVar("R", bound=Result)
 
 
-class Meter(Generic[R]):
+class Meter(AbstractContextManager["Meter[R]"], Generic[R]):
     """Measures the training loop. Rank 0 writes the metrics; with `run.log_samples`, each rank writes its samples.
 
     Args:
@@ -57,9 +57,6 @@ class Meter(Generic[R]):
         self._waiting, self._saved_s = Stopwatch(), checkpointer.waited_s
         self._steps, self._since = 0, time.perf_counter()  # of the next row of metrics
         self._run_steps, self._run_since = 0, self._since  # of this process, without its first step
-
-    def __enter__(self) -> "Meter[R]":
-        return self
 
     def __exit__(self, *_: object) -> None:
         for file in (self._log, self._samples):

@@ -132,7 +132,12 @@ def _require_same_configuration(world: World, config: Config | FinetuneConfig) -
     everybody = world.gather_objects(mine)
     for other in everybody:
         if (key := first_different_key(everybody[0], other, FREE_BETWEEN_RANKS)) is not None:
-            remedy = "Start all ranks with the same files and options"
-            require_same(world, f"values of {key}", repr(mine.get(key)), remedy)
-    precision = resolve_precision(config, world.device)
-    require_same(world, "precisions", precision, "Set train.precision to one that all hosts have")
+            require_same(
+                world, f"values of {key}", repr(mine.get(key)), "Start all ranks with the same files and options"
+            )
+    require_same(
+        world,
+        "precisions",
+        resolve_precision(config, world.device),
+        "Set train.precision to one that all hosts have",
+    )

@@ -227,10 +227,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
         loss = loss.detach()
         if shared is not None:
             self.world.sum_in_buckets_([gradient, loss])
-        gradient = gradient[:, self.share.start : self.share.stop]
-        if self.scaler is not None:
-            gradient = self.scaler.scale(gradient)
-        return loss, embeddings.detach(), gradient
+        mine = gradient[:, self.share.start : self.share.stop]
+        return loss, embeddings.detach(), self.scaler.scale(mine)
 
 
 def free_bytes(world: World, headroom_bytes: int = 0) -> int:

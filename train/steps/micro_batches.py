@@ -25,7 +25,7 @@ class MicroBatchStep:
         network: the network whose parameters get the gradient.
         batch: number of samples in a global batch.
         micro_batch: number of samples that go through the network together; divides `batch`.
-        scaler: scales the gradients, which the caller unscales (fp16).
+        scaler: scales the gradients, which the caller unscales (fp16). By default it is off.
         world: rank and device of this process.
         share: the positions within the global batch that this rank's batches hold.
         own_work: stopwatch of this rank's own work, without waiting for other ranks.
@@ -38,7 +38,7 @@ class MicroBatchStep:
     _: KW_ONLY
     batch: int
     micro_batch: int
-    scaler: GradScaler | None = None
+    scaler: GradScaler = field(default_factory=lambda: GradScaler(enabled=False))
     world: World = field(default_factory=World)
     share: range = field(init=False)
     own_work: Stopwatch = field(init=False, default_factory=Stopwatch)
@@ -73,8 +73,7 @@ class MicroBatchStep:
         trained = [p for p in self.network.parameters() if p.requires_grad]
         if last and self.world.world_size > 1:
             self._sums = GradientSums(self.world, trained)
-            with self._sums.during_backward():
-                torch.autograd.backward(result, gradient)
+            self._sums.backward(result, gradient)
             return
         # Autograd would add each tensor's gradient by a kernel of its own.
         before = [p.grad for p in trained]
@@ -106,13 +105,12 @@ class GradientSums:
         self._there: set[Tensor] = set()
         self._begun: list[BucketSum] = []
 
-    @contextmanager
-    def during_backward(self) -> Iterator[None]:
-        """Begin the sums, in the `with` block or at its end."""
+    def backward(self, result: Tensor, gradient: Tensor | None = None) -> None:
+        """Run the backward pass, and begin the sums during it or at its end."""
         watched = self._parameters if self._world.overlaps else ()
         hooks = [p.register_post_accumulate_grad_hook(self._begin) for p in watched]  # type: ignore[no-untyped-call]
         try:
-            yield
+            torch.autograd.backward(result, gradient)
         finally:
             for hook in hooks:
                 hook.remove()
