@@ -53,8 +53,9 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
             start.network.encoder.requires_grad_(not config.train.frozen)
             network = on_device(start.network, config, world)
             learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
-            settings = config.optim
-            optimizer = torch.optim.Adam(learning, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+            optimizer = torch.optim.Adam(
+                learning, lr=config.optim.lr, weight_decay=config.optim.weight_decay, fused=True
+            )
             state = build_state(config, network, optimizer, steps_per_epoch)
             gradient = PoseStep(
                 network,

@@ -5,12 +5,12 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.encoders import Encoder, make_encoder
@@ -316,10 +316,9 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         if not known.any():
             raise UserError(f"{index.root} ({index.name}): no image has all its labels: use another source")
         weight, bias = fit_ridge(features[known], targets[known], ALPHA)
-        with torch.no_grad():
-            cast(nn.Linear, network.head).weight.copy_(weight)
-            cast(nn.Linear, network.head).bias.copy_(bias)
-        saved = {"config": to_dict(config), "network": network.state_dict(), "depth": labels.in_metres}
-        folder.checkpoints.save(1, saved)
+        network.head.load_state_dict({"weight": weight, "bias": bias})
+        folder.checkpoints.save(
+            1, {"config": to_dict(config), "network": network.state_dict(), "depth": labels.in_metres}
+        )
         log.info("%s: head fitted to %d of %d images", folder.root, int(known.sum()), len(index))
     return folder

@@ -84,8 +84,7 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
     order = build_order(index, batch=batch, seed=config.run.seed)
     schedule = Schedule(order, RankSlice(batch, 0, count), last_step=1)
-    cpu = torch.device("cpu")
-    with build_loader(index, schedule, config.pipelines, config.augmentation, device=cpu) as loader:
+    with build_loader(index, schedule, config.pipelines, config.augmentation, device=torch.device("cpu")) as loader:
         save_views(out, next(iter(loader)), index, samples=count)
     say(f"{out}")
 

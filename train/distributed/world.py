@@ -233,8 +233,13 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
         store.set_timeout(limit)
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # it holds the addresses of the attempts before
             store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-        backend = "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=limit,
+        )
         devices = world.gather_objects(world.device.type)
         if len(set(devices)) > 1:
             by_rank = ", ".join(f"rank {rank}: {device}" for rank, device in enumerate(devices))

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from peclr_dali.errors import AnotherRankFailed, UserError, in_one_line
+from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.distributed.world import on_all_ranks
@@ -99,12 +99,12 @@ class Checkpointer(AbstractContextManager["Checkpointer"]):
         """If the block ends with an error of all ranks, such as of many bad files, save before it is raised."""
         try:
             yield
-        except (UserError, AnotherRankFailed):
-            unsaved = self._state.steps_done > self._saved_step
-            if self._world.is_main and unsaved and self._state.weights_are_finite():
+        except UserError:
+            step = self._state.steps_done
+            if self._world.is_main and step > self._saved_step and self._state.weights_are_finite():
                 self._begin_write()
                 self._finish_write()
-                log.info("saved after step %d; --resume auto continues there", self._state.steps_done)
+                log.info("saved after step %d; --resume auto continues there", step)
             raise
 
     def raise_failure(self) -> None:
@@ -179,9 +179,10 @@ def resume_or_claim(run: AnyRun, index: Index, state: TrainState, bad_files: Bad
                 for part in all_parts:
                     part.load_state_dict(saved)
             except (LookupError, TypeError, ValueError, RuntimeError) as error:
-                reason = f"{type(error).__name__}: {in_one_line(error)}"
-                fault = f"{run.checkpoint} does not fit this configuration's network and optimiser"
-                raise UserError(f"{fault}: {reason}") from error
+                raise UserError(
+                    f"{run.checkpoint} does not fit this configuration's network and optimiser: "
+                    f"{type(error).__name__}: {in_one_line(error)}"
+                ) from error
             log.info("resuming after step %d from %s", saved["step"], run.checkpoint)
     if state.is_finished:
         log.info("%s has finished its %d steps already", run.folder.root, state.total_steps)

@@ -177,8 +177,8 @@ def versions() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "commit": _commit(),
     }
-    packages = ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba")
-    found |= {name: version(name) for name in packages}
+    for package in ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba"):
+        found[package] = version(package)
     if torch.cuda.is_available():
         found |= {"cuda": str(torch.version.cuda), "device": torch.cuda.get_device_name()}
     return found

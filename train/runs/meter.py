@@ -158,14 +158,13 @@ class RunLog:
     """Log of rank 0."""
 
     def __init__(self, run: AnyRun, state: TrainState, title: str) -> None:
-        folder = run.folder
-        self._metrics = folder.metrics_file.open("a", buffering=1)
-        self._validation_file = folder.validation_file
+        self._metrics = run.folder.metrics_file.open("a", buffering=1)
+        self._validation_file = run.folder.validation_file
         self._board = None
         if run.config.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # importing it takes a second
 
-            self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=state.steps_done + 1)
+            self._board = SummaryWriter(str(run.folder.root / "tensorboard"), purge_step=state.steps_done + 1)
         self._total = state.total_steps
         columns = (
             TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),

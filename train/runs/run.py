@@ -101,16 +101,22 @@ def load_batches(run: AnyRun, index: Index, state: TrainState, quarantine: Quara
     config, world, train = run.config, run.world, run.config.train
     share = micro_batch_share(train.batch, train.micro_batch, world.rank, world.world_size)
     order = build_order(index, batch=train.batch, seed=config.run.seed)
-    rows = RankSlice(train.batch, share.start, share.stop)
-    schedule = Schedule(order, rows, first_step=state.steps_done, last_step=state.total_steps)
+    schedule = Schedule(
+        order,
+        RankSlice(train.batch, share.start, share.stop),
+        first_step=state.steps_done,
+        last_step=state.total_steps,
+    )
     with on_all_ranks(world):
         loader = build_loader(
             index, schedule, config.pipelines, config.augmentation,
             device=world.device, views=views, processes_here=world.local_world_size, quarantine=quarantine,
         )  # fmt: skip
-    steps, where = state.total_steps // train.epochs, loader.settings.described
-    precision = resolve_precision(config, world.device)
-    log.info("%d images, %d steps per epoch, %s on %s, %s", len(index), steps, where, world.device, precision)
+    log.info(
+        "%d images, %d steps per epoch, %s on %s, %s",
+        *(len(index), state.total_steps // train.epochs, loader.settings.described),
+        *(world.device, resolve_precision(config, world.device)),
+    )
     return loader
 
 

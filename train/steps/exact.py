@@ -208,8 +208,10 @@ class ExactStep(MicroBatchStep, Generic[B]):
         # One graph at a time has to fit in any case, and the last one is used at once.
         fitting = min(max(usable // max(graph_bytes, 1) - self.spare_graphs, 1), largest)
         kept = min(self.world.gather_objects(fitting))
-        message = "recompute = 'auto': keeps %d of %d graphs of %.2f GiB each, %.2f GiB for them"
-        log.info(message, kept, largest, graph_bytes / 2**30, usable / 2**30)
+        log.info(
+            "recompute = 'auto': keeps %d of %d graphs of %.2f GiB each, %.2f GiB for them",
+            *(kept, largest, graph_bytes / 2**30, usable / 2**30),
+        )
         return kept
 
     def _loss_and_gradient(self, local: Tensor, batch: B) -> tuple[Tensor, Tensor, Tensor]:
@@ -297,8 +299,6 @@ class ViewEmbedder:
             TypeError: the network gives something else than a tensor of floats.
             ValueError: the batch has one view, or the network gives another shape.
         """
-        if len(batch.views) < 2:
-            raise ValueError(f"the batch has {len(batch.views)} view, expected at least two: give make_loader views=2")
         first, second = batch.views[:2]
         image = torch.cat([first.image[rows], second.image[rows]])
         matrix = torch.cat([first.matrix[rows], second.matrix[rows]])
