@@ -1,7 +1,5 @@
 """Commands on data: make-data, views, check-data, pack, index."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence
@@ -27,7 +25,6 @@ from peclr_dali.writing import require_ending, require_new
 
 if TYPE_CHECKING:
     from peclr_dali.pipelines.config import DataConfig
-    from peclr_dali.train.config.pretraining import Config
 
 
 @click.command("make-data")
@@ -111,7 +108,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force
     from peclr_dali.train.distributed.world import described_world
     from peclr_dali.train.runs.log import progress_bar
 
-    index = read_source(replace(_only_source(config), bad_list=None, label_fraction=1.0))  # all its files
+    index = read_source(replace(_only_source(config.data), bad_list=None, label_fraction=1.0))  # all its files
     device = described_world(config.train.device).device
     with progress_bar("checking") as progress:
         reasons = check(index, config.pipelines, out, device=device, progress=progress)
@@ -126,9 +123,9 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force
         sys.exit(1)
 
 
-def _only_source(config: Config) -> DataConfig:
+def _only_source(sources: "Sequence[DataConfig]") -> "DataConfig":
     """The one source of a configuration."""
-    source, *others = config.data
+    source, *others = sources
     if others:
         raise UserError(f"{1 + len(others)} tables [[data]]: the file or folder is of one. Give each by itself.")
     return source
@@ -171,7 +168,7 @@ def pack(
         from peclr_dali.pipelines.sources.shards import choices
         from peclr_dali.pipelines.sources.shards.pack import pack as run
 
-        source = _only_source(config)
+        source = _only_source(config.data)
         index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads them
         with progress_bar("packing") as progress:
             packed = run(index, out, progress=progress, chosen=choices(source), **options)
