@@ -23,10 +23,9 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World, described_world
 from peclr_dali.train.pretrain import build_step, is_recorded, pretraining_optimizer
 from peclr_dali.train.runs.run import set_threads
-from peclr_dali.train.steps.precision import on_device, resolve_precision
 from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.steps.stopwatch import Stopwatch
-from peclr_dali.train.steps.train_state import build_state
+from peclr_dali.train.steps.train_state import build_state, on_device, resolve_precision
 from peclr_dali.train.trainer import before_the_loader
 
 

@@ -19,17 +19,17 @@ import click
 from peclr_dali import __version__
 from peclr_dali.bench import commands as measurements
 from peclr_dali.errors import UserError
-from peclr_dali.train.commands import data, evaluate, predict, report, training, weights
+from peclr_dali.train.commands import data, trained, training
 from peclr_dali.train.commands.options import CALL, as_called, say
 from peclr_dali.train.distributed.interrupt import Interrupted
 
 COMMANDS: dict[str, list[click.Command]] = {
-    title: [command for module in modules for command in vars(module).values() if isinstance(command, click.Command)]
-    for title, modules in {
-        "Data": (data,),
-        "Training": (training,),
-        "Trained networks": (evaluate, predict, report, weights),
-        "Measurements": (measurements,),
+    title: [command for command in vars(module).values() if isinstance(command, click.Command)]
+    for title, module in {
+        "Data": data,
+        "Training": training,
+        "Trained networks": trained,
+        "Measurements": measurements,
     }.items()
 }
 """The commands by their group in the help."""

@@ -40,7 +40,7 @@ def test_what_a_user_can_mend_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("peclr_dali.train.preview.preview", Mock(side_effect=error))
+    monkeypatch.setattr("peclr_dali.pipelines.sources.load_index", Mock(side_effect=error))
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
     assert run_cli("views", "out.png") == code
@@ -53,7 +53,7 @@ def test_what_a_user_can_mend_is_one_line(
     "error", [RuntimeError("CUDA error"), MemoryError(), OSError("no space"), ModuleNotFoundError(name="peclr_dali.x")]
 )
 def test_other_errors_keep_their_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peclr_dali.train.preview.preview", Mock(side_effect=error))
+    monkeypatch.setattr("peclr_dali.pipelines.sources.load_index", Mock(side_effect=error))
     with pytest.raises(type(error)):
         run_cli("views", "out.png")
 

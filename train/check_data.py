@@ -16,12 +16,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import torch
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import PipelinesConfig
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile
@@ -32,10 +30,10 @@ from peclr_dali.pipelines.samples.rules import find_faults
 from peclr_dali.pipelines.sources import write_bad_list
 from peclr_dali.pipelines.views.plan import Chunk
 
-DOES_NOT_DECODE: Final = "its compressed data does not decode"
-ENDS_THE_DECODER: Final = "ends the decoder's process, or keeps it busy for minutes"
+DOES_NOT_DECODE = "its compressed data does not decode"
+ENDS_THE_DECODER = "ends the decoder's process, or keeps it busy for minutes"
 
-LIMIT_S: Final = 60
+LIMIT_S = 60
 """Seconds for a chunk, plus one for each image; a process that takes longer is ended."""
 
 Decode = Callable[[Settings, Sequence[ImageFile]], bool]
@@ -82,7 +80,7 @@ def check_data(
         path -> reasons why the file cannot be used, or what is wrong with the labels of its rows.
 
     Raises:
-        UserError: the decoder does not start.
+        BrokenProcessPool: the decoder's process does not start, as without memory.
     """
     settings = choose_settings(index, pipelines, device, rows=len(index))
     rows_of = defaultdict[str, list[int]](list)  # an image with several hands has several rows
@@ -132,14 +130,11 @@ def check_data(
 
 
 def _start_decoder(work: Callable[[Sequence[ImageFile]], bool]) -> ProcessPoolExecutor:
-    """A process that does `work`. One that does not start is a `UserError`."""
+    """A process that does `work`. It has begun: one that cannot is no fault of an image."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    try:
-        pool = ProcessPoolExecutor(1, context, _prepare)
-        pool.submit(work, []).result()
-    except (BrokenProcessPool, EOFError, OSError) as error:
-        raise UserError(f"The decoder's process does not start ({error}). Is memory short?") from error
+    pool = ProcessPoolExecutor(1, context, _prepare)
+    pool.submit(work, []).result()
     return pool
 
 

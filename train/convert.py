@@ -32,7 +32,11 @@ def convert(source: Path, out: Path) -> str:
     """
     require_ending(out, ".pth")
     state = with_named_children(read_weights(source, key="SOURCE", expected=_EXPECTED))
-    name = resnet_name(state)
+    # Names of torchvision behind any prefix; the number of residual blocks tells the ResNet.
+    blocks = {match[0] for match in (re.search(r"\blayer\d\.\d+\.", key) for key in state) if match}
+    is_deep = any(key.endswith("layer1.0.conv3.weight") for key in state)
+    names = {16: "resnet50", 33: "resnet101", 50: "resnet152"} if is_deep else {8: "resnet18", 16: "resnet34"}
+    name = names.get(len(blocks))
     if name is None or not any("zroot_ref." in key for key in state):
         found = f"a {name}, which encoder.weights reads as it is" if name else next(iter(state), "nothing")
         raise UserError(f"{source} holds {found}: expected {_EXPECTED}")
@@ -52,14 +56,6 @@ def convert(source: Path, out: Path) -> str:
     }
     write_checkpoint(out, 0, {"config": config, "network": network.state_dict()})
     return f"{out}: pose network on a {name}, its keypoints in FreiHAND's order"
-
-
-def resnet_name(state: Mapping[str, Tensor]) -> str | None:
-    """Name of the ResNet whose tensors are in a file, in torchvision's names behind any prefix; None if it is none."""
-    blocks = {match[0] for match in (re.search(r"\blayer\d\.\d+\.", key) for key in state) if match}
-    is_deep = any(key.endswith("layer1.0.conv3.weight") for key in state)
-    names = {16: "resnet50", 33: "resnet101", 50: "resnet152"} if is_deep else {8: "resnet18", 16: "resnet34"}
-    return names.get(len(blocks))
 
 
 def pose_from_published(state: Mapping[str, Tensor]) -> State:

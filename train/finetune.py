@@ -1,25 +1,22 @@
 """Fine-tuning to poses, from its configuration to its last step."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from peclr_dali.models.config import PoseConfig
-from peclr_dali.models.pose import PoseNetwork, PoseOutput
+from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import to_dict
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.interrupt import StopSignals
-from peclr_dali.train.distributed.world import World
+from peclr_dali.train.distributed.world import on_all_ranks
 from peclr_dali.train.evaluation.errors import evaluation_constants
-from peclr_dali.train.pose.inference import Poses
 from peclr_dali.train.pose.labels import PoseLabels, labels_to_learn
 from peclr_dali.train.pose.pictures import save_curves, save_predictions
 from peclr_dali.train.pose.pose_run import best_of, load_validation, start_pose_network, validate
@@ -29,8 +26,8 @@ from peclr_dali.train.runs.checkpointer import Checkpointer, resume_or_claim
 from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.runs.run import Run, load_batches, load_images, started_run
-from peclr_dali.train.steps.precision import autocast_dtype, casts_once, on_device
-from peclr_dali.train.steps.train_state import TrainState, build_state
+from peclr_dali.train.steps.micro_batches import casts_once
+from peclr_dali.train.steps.train_state import TrainState, autocast_dtype, build_state, on_device
 from peclr_dali.train.trainer import train
 
 log = logging.getLogger(__name__)
@@ -55,9 +52,23 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
             start = start_pose_network(run.encoder, config.pose, config.geometry.side_px)
             start.network.encoder.requires_grad_(not config.train.frozen)
             network = on_device(start.network, config, world)
-            optimizer = pose_optimizer(config, network)
+            learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+            optimizer = torch.optim.Adam(
+                learning, lr=config.optim.lr, weight_decay=config.optim.weight_decay, fused=True
+            )
             state = build_state(config, network, optimizer, steps_per_epoch)
-            step = build_step(config, network, state, labels, world)
+            gradient = PoseStep(
+                network,
+                torch.compile(network) if config.train.compile else network,
+                config.pose.refine,
+                config.loss,
+                batch=config.train.batch,
+                micro_batch=config.train.micro_batch,
+                autocast_dtype=autocast_dtype(config, world),
+                scaler=state.scaler,
+                world=world,
+            )
+            step = LabelledStep(gradient, labels, config.pose)
             validator = PoseValidator(run, network, state, held_out, depth=start.depth or labels.in_metres)
 
         bad_files = BadFiles(run, index)
@@ -74,40 +85,10 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
             loader,
             StopSignals(alone=world.world_size == 1) as stop,
             Checkpointer(run, index, state, bad_files, validator, draw=draw_curves) as checkpointer,
-            Meter(run, state, checkpointer, step.gradient.own_work, loss_parts, "fine-tuning") as meter,
+            Meter(run, state, checkpointer, gradient.own_work, loss_parts, "fine-tuning") as meter,
         ):
             train(run, index, state, step, loader, validator, checkpointer, bad_files, meter, stop)
     return run.folder
-
-
-def pose_optimizer(config: FinetuneConfig, network: PoseNetwork) -> torch.optim.Optimizer:
-    """Adam for the parameters that are not frozen."""
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    return torch.optim.Adam(trained, lr=config.optim.lr, weight_decay=config.optim.weight_decay, fused=True)
-
-
-def build_step(
-    config: FinetuneConfig, network: PoseNetwork, state: TrainState, labels: PoseLabels, world: World
-) -> "LabelledStep":
-    """The gradient of the L1 losses of labelled images."""
-    train = config.train
-    forward: Callable[[Tensor, Tensor], PoseOutput]
-    if train.frozen:
-        forward = FrozenForward(network, torch.compile(network.features) if train.compile else network.features)
-    else:
-        forward = torch.compile(network) if train.compile else network
-    gradient = PoseStep(
-        network,
-        forward,
-        config.pose.refine,
-        config.loss,
-        batch=train.batch,
-        micro_batch=train.micro_batch,
-        autocast_dtype=autocast_dtype(config, world),
-        scaler=state.scaler,
-        world=world,
-    )
-    return LabelledStep(gradient, labels, config.pose)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,24 +109,6 @@ class LabelledStep:
         targets = self.labels.of_view(batch.views[0], batch.samples[:, 0], self.pose, dtype)
         with casts_once(self.gradient.world.device):
             return self.gradient(batch, targets)
-
-
-@dataclass(frozen=True, eq=False)
-class FrozenForward:
-    """The forward pass of a network whose encoder is frozen, and so needs no graph.
-
-    Attributes:
-        features: the encoder's forward pass, which may be compiled.
-    """
-
-    network: PoseNetwork
-    features: Callable[[Tensor], Tensor]
-
-    def __call__(self, image: Tensor, intrinsics: Tensor) -> PoseOutput:
-        """See `PoseStep.forward`."""
-        with torch.no_grad():
-            features = self.features(image)
-        return self.network.from_features(features, intrinsics, side_px=image.shape[-1])
 
 
 def set_train_mode(network: PoseNetwork, config: FinetuneConfig) -> None:
@@ -200,14 +163,10 @@ class PoseValidator:
             self.best = row
             with on_all_ranks(world):
                 if world.is_main:
-                    self._keep_best(poses, labels)
+                    saved = {"validation": row, "network": self._network.state_dict(), "depth": self._depth}
+                    self._run.folder.best.save(self._state.steps_done, {"config": to_dict(config), **saved})
+                    save_predictions(self._run.folder.predictions_picture, poses, labels)
         return row
-
-    def _keep_best(self, poses: Poses, labels: PoseLabels) -> None:
-        folder, config = self._run.folder, to_dict(self._run.config)
-        saved = {"config": config, "validation": self.best, "network": self._network.state_dict(), "depth": self._depth}
-        folder.best.save(self._state.steps_done, saved)
-        save_predictions(folder.predictions_picture, poses, labels)
 
     def state_dict(self) -> dict[str, Any]:
         """The best validation, and whether the network has seen 3D labels."""

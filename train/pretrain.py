@@ -15,13 +15,11 @@ from peclr_dali.models.equivariance import build_undo
 from peclr_dali.models.network import ContrastiveNetwork, build_network, health
 from peclr_dali.models.nt_xent import NTXent, loss_at_chance
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import rows_per_batch
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.interrupt import StopSignals
-from peclr_dali.train.distributed.world import World
+from peclr_dali.train.distributed.world import World, on_all_ranks
 from peclr_dali.train.probe import ProbeValidator
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpointer import Checkpointer, resume_or_claim
@@ -29,12 +27,10 @@ from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.runs.pictures import save_loss
 from peclr_dali.train.runs.run import load_batches, load_images, started_run
-from peclr_dali.train.steps.embed import ViewEmbedder
-from peclr_dali.train.steps.exact import ExactStep, StepResult
+from peclr_dali.train.steps.exact import ExactStep, StepResult, ViewEmbedder
 from peclr_dali.train.steps.optim import build_optimizer
-from peclr_dali.train.steps.precision import autocast_dtype, on_device
 from peclr_dali.train.steps.step_graph import StepGraph
-from peclr_dali.train.steps.train_state import TrainState, build_state
+from peclr_dali.train.steps.train_state import TrainState, autocast_dtype, build_state, on_device
 from peclr_dali.train.trainer import train
 
 log = logging.getLogger(__name__)
@@ -67,8 +63,7 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
 
         with on_all_ranks(world):
             network = on_device(build_network(run.encoder, config.projector, config.geometry.side_px), config, world)
-            optimizer = pretraining_optimizer(config, network)
-            state = build_state(config, network, optimizer, steps_per_epoch)
+            state = build_state(config, network, pretraining_optimizer(config, network), steps_per_epoch)
             exact = build_step(config, network, state, world, loss)
         step = StepGraph(exact) if is_recorded(config, world) else exact
 
@@ -77,7 +72,10 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
             return run.folder
 
         loader = load_batches(run, index, state, bad_files.quarantine, views=VIEWS)
-        _log_sources(index, config.train.batch)
+        if index.sources:
+            rows = rows_per_batch([source.weight for source in index.sources], config.train.batch)
+            parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]
+            log.info("rows of every batch: %s", ", ".join(parts))
         validator = ProbeValidator(config, index, network, state, world)
         with (
             loader,
@@ -163,14 +161,6 @@ def draw_loss(folder: RunFolder) -> None:
     chance = loss_at_chance(config.train.batch) if isinstance(config, Config) and config.loss.name == NT_XENT else None
     if rows := folder.read_metrics():  # there are none if the run stops before the first row
         save_loss(folder.loss_picture, rows, chance=chance)
-
-
-def _log_sources(index: Index, batch: int) -> None:
-    """Log the sources' rows of a batch if there are several."""
-    if index.sources:
-        rows = rows_per_batch([source.weight for source in index.sources], batch)
-        parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]
-        log.info("rows of every batch: %s", ", ".join(parts))
 
 
 def _bytes_of_batches(config: Config, world: World) -> int:

@@ -1,8 +1,10 @@
-"""Linear probe: measures during training how well keypoints can be read from the encoder's frozen features."""
+"""What can be read from the features of a frozen encoder: a probe during pre-training, and a fitted linear head."""
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,20 +12,26 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from peclr_dali.errors import UserError
 from peclr_dali.models.encoders import Encoder, make_encoder
 from peclr_dali.models.network import ContrastiveNetwork, Normalize
 from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.subsets import in_fraction
+from peclr_dali.pipelines.sources import load_index
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.finetuning import FinetuneConfig
+from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
-from peclr_dali.train.distributed.world import World, single_process
+from peclr_dali.train.distributed.world import World, described_world, on_all_ranks, single_process
 from peclr_dali.train.pose.inference import Progress, canonical_loader, inference
-from peclr_dali.train.steps.precision import autocast_dtype
-from peclr_dali.train.steps.train_state import TrainState
+from peclr_dali.train.pose.labels import labels_to_learn
+from peclr_dali.train.pose.pose_run import start_pose_network
+from peclr_dali.train.runs.folder import Resume, RunFolder
+from peclr_dali.train.runs.log import progress_bar
+from peclr_dali.train.runs.run import set_threads
+from peclr_dali.train.steps.train_state import TrainState, autocast_dtype
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +152,9 @@ class Probe:
         config: configuration of the run.
         world: this rank among all.
 
+    Attributes:
+        usable: whether there are images to fit on, and other images to measure on.
+
     Raises:
         UserError: so many files are bad that no substitute is left.
     """
@@ -166,11 +177,7 @@ class Probe:
         readable, chosen = table[:, -1] == 1, torch.from_numpy(fitted)
         self._targets = table[:, :-1]  # (N, 2 K), in sides of the view, from its centre
         self._fitted, self._measured = readable & chosen, readable & ~chosen
-
-    @property
-    def usable(self) -> bool:
-        """Whether there are images to fit on, and other images to measure on."""
-        return bool(self._fitted.sum() > 1) and bool(self._measured.any())
+        self.usable = bool(self._fitted.sum() > 1) and bool(self._measured.any())
 
     def figures(self, network: ContrastiveNetwork, autocast_dtype: torch.dtype | None) -> dict[str, float]:
         """Fit the probe to the present encoder and measure it. The result is the same on all ranks.
@@ -258,3 +265,60 @@ class ProbeValidator:
         """See `trainer.Validator`."""
         assert self._probe is not None  # else it should not
         return {"step": step, **self._probe.figures(self._network, self._autocast_dtype)}
+
+
+def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
+    """Fit a linear head to the features of a frozen encoder, by ridge regression on canonical views.
+
+    The result is a run's folder like fine-tuning's. The head is linear and the root's depth is not refined, whatever
+    `config.pose` says; the precision is fp32. Nothing is augmented.
+
+    Args:
+        config: data, size of the views, encoder with its weights, folder of the run. Keys of training are not used.
+        resume: "auto": a fit that is there already is kept.
+
+    Raises:
+        UserError: the input cannot be used, no image has all its labels, or there are several processes.
+    """
+    config = dataclasses.replace(
+        config,
+        pose=dataclasses.replace(config.pose, head="linear", refine=False),
+        train=dataclasses.replace(config.train, precision="fp32", frozen=True),
+    )
+    world, folder = described_world(config.train.device), RunFolder(Path(config.run.out), keep=1)
+    if world.world_size > 1:
+        raise UserError(
+            f"a read-out is fitted by one process, and torchrun started {world.world_size}: leave torchrun out"
+        )
+    with folder.lock():
+        if folder.check(config, resume) is not None:
+            log.info("%s holds the fitted head already", folder.root)
+            return folder
+        set_threads(config.train.threads, world)
+        torch.manual_seed(config.run.seed)
+        index = load_index(config.data)
+        labels = labels_to_learn(index)
+        network = start_pose_network(config.encoder, config.pose, config.geometry.side_px).network
+        network = network.to(world.device).eval()
+        folder.claim(config, 0)
+
+        def read(batch: Batch) -> Sequence[Tensor]:
+            view = batch.views[0]
+            true = labels.of_view(view, batch.samples[:, 0], config.pose, torch.float64)
+            depth = true.relative_depth if labels.in_metres else torch.zeros_like(true.relative_depth)
+            # As a linear head of `PoseNetwork` gives them: x and y in sides of the view, from its middle.
+            wanted = torch.cat([true.keypoints_px / config.geometry.side_px - 0.5, depth[..., None]], dim=2)
+            return network.features(view.image).double(), wanted.flatten(1)
+
+        with progress_bar("reading features") as progress:
+            _, (features, targets) = of_canonical_views(read, index, np.arange(len(index)), config, world, progress)
+        known = targets.isfinite().all(dim=1)
+        if not known.any():
+            raise UserError(f"{index.root} ({index.name}): no image has all its labels: use another source")
+        weight, bias = fit_ridge(features[known], targets[known], ALPHA)
+        network.head.load_state_dict({"weight": weight, "bias": bias})
+        folder.checkpoints.save(
+            1, {"config": to_dict(config), "network": network.state_dict(), "depth": labels.in_metres}
+        )
+        log.info("%s: head fitted to %d of %d images", folder.root, int(known.sum()), len(index))
+    return folder

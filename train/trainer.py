@@ -10,8 +10,8 @@ import torch
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
 from peclr_dali.train.distributed.interrupt import Interrupted, StopSignals
+from peclr_dali.train.distributed.world import on_all_ranks
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpointer import Checkpointer
 from peclr_dali.train.runs.meter import Meter, Result

@@ -211,6 +211,9 @@ def test_ranks_come_from_the_environment_and_share_the_cores(folder: Path, monke
     assert threads == [2]
     with small_loader(folder, 2, 6) as loader:  # what is given goes first
         assert positions(take(loader, 1)) == [2]
+    for rank, share in enumerate(([0, 1, 2, 3], [4, 5], [6, 7])):  # of four micro-batches, two are rank 0's
+        with small_loader(folder, rank, 3, batch=8, micro_batch=2) as loader:
+            assert positions(take(loader, 1)) == share
     monkeypatch.delenv("RANK")
     with pytest.raises(UserError, match=r"rank = 0 and world_size = 3 \(RANK and WORLD_SIZE in the environment\)"):
         make_loader(folder, batch=6)

@@ -247,7 +247,6 @@ def embedded(batch: Tensor, rows: slice) -> Tensor:
     ("given", "message"),
     [
         ({"batch": 1, "micro_batch": 1}, "batch = 1: one sample has no negatives; expected two or more"),
-        ({"recompute": "sometimes"}, "recompute = 'sometimes': expected one of auto, always, never"),
         ({"embed": lambda batch, rows: embedded(batch, slice(None))}, r"what embed gives has shape \(2, 4, 6\)"),
         ({"embed": lambda batch, rows: embedded(batch, rows).detach()}, "what embed gives has no graph"),
         ({"network": nn.Linear(6, 6)}, "embed has parameters that are not in `network`"),

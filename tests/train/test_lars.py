@@ -222,13 +222,6 @@ def test_schedulers_drive_the_inner_optimiser() -> None:
     assert rates == pytest.approx([2 * learning_rate_factor(step, 10, 3) for step in range(11)])
 
 
-def test_added_groups_reach_the_inner_optimiser() -> None:
-    lars = Lars(torch.optim.Adam(with_gradients(tensors(0), tensors(1)), lr=0.5))
-    lars.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.25})
-    assert [group["lr"] for group in lars.inner.param_groups] == [0.5, 0.25]
-    assert lars.param_groups[1]["weight_decay"] == 0
-
-
 def test_grad_scaler_unscales_before_the_norms_and_skips_overflow() -> None:
     plain, scaled = with_gradients(tensors(0), tensors(1)), with_gradients(tensors(0), tensors(1))
     reference, lars = (Lars(torch.optim.Adam(p, lr=0.01, weight_decay=0.1, fused=True)) for p in (plain, scaled))

@@ -1,4 +1,4 @@
-"""Two starts by mistake, a launcher that was killed, and a start that failed: real processes."""
+"""One run at a time writes into a folder: two starts by mistake, a launcher that was killed, a start that failed."""
 
 import platform
 import signal
@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from peclr_dali.train.runs.folder import RunFolder, read_rows
 from tests.command_line import as_options, run_cli
 from tests.train import ranks, tiny_run
 
@@ -111,3 +112,15 @@ def test_what_a_kill_leaves_is_cleaned_up(images: Path, tmp_path: Path, capsys: 
     assert run_cli(*pretrain(images, out, "train.epochs=1", resume="auto")) == 0
     assert steps_of(out) == [1, 2, 3, 4]
     assert not list(out.glob("*.part"))
+
+
+def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), RunFolder(tmp_path / "a" / "b", keep=1).lock():
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_row_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step": 1}\n\n\0\0\0\n[1]\n{}\n{"step": 2}\n{"step": 3')
+    assert [row["step"] for row in read_rows(file)] == [1, 2]

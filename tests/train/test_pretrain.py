@@ -1,9 +1,8 @@
-"""Whole runs: killed and resumed, on one process and on two."""
+"""Whole runs: killed and resumed, on one process and on two, and with a loss that a program brings along."""
 
 import os
 import random
 import re
-import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -13,9 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from peclr_dali.errors import UserError
+from peclr_dali.models.nt_xent import NTXent
+from peclr_dali.train.config.load import load_config
+from peclr_dali.train.config.pretraining import Config
+from peclr_dali.train.pretrain import has_recorded_settings, pretrain
 from tests.conftest import Record
 from tests.train import ranks, tiny_run
+from tests.train.narrow import narrow_resnet18
 
 
 def start(images: Path, out: Path, *overrides: str, world_size: int = 1) -> list[BaseProcess]:
@@ -143,18 +150,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(world_size: int, images: Path, 
     assert "Traceback" not in output
 
 
-def test_the_newest_whole_checkpoint_is_found(images: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    """The two newest are torn; rank 0 says so, on any number of ranks."""
-    out = tmp_path / "torn"
-    shutil.copytree(uninterrupted, out)
-    for step in (9, 12):
-        path = out / "checkpoints" / f"step_{step:09d}.pt"
-        path.write_bytes(path.read_bytes()[:-100])
-    output = run(images, out)
-    assert output.count("is incomplete or damaged: using step_000000006.pt instead") == 2
-    assert_same_weights(uninterrupted, out)
-
-
 def test_a_full_disk_stops_all_ranks_and_the_run_goes_on_when_there_is_room(
     images: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -182,3 +177,68 @@ def _full_after_the_first_checkpoint(settings: list[str], out: str) -> None:
 
     Path.open = open_  # type: ignore[method-assign]
     ranks.pretrain(settings)
+
+
+def distance(embeddings: Tensor) -> Tensor:
+    """Mean squared distance of the two views on the unit sphere."""
+    first, second = F.normalize(embeddings, dim=2)
+    squared: Tensor = (first - second).square().sum(dim=1)
+    return squared.mean()
+
+
+def test_a_loss_of_ones_own_trains(images: Path, tmp_path: Path) -> None:
+    config = load_config(Config, [], tiny_run.settings(images, tmp_path / "run", "train.epochs=1"))
+    with narrow_resnet18():
+        folder = pretrain(config, loss=distance)
+        rows = folder.read_metrics()
+        assert [row["step"] for row in rows] == [2, 4]
+        for row in rows:
+            assert row["loss"] == pytest.approx(row["alignment"], rel=1e-5)
+        pretrain(config, "auto", loss=distance)  # has finished
+        with pytest.raises(UserError, match=r"loss\.name: was 'distance', is now 'nt_xent'"):
+            pretrain(config, "auto")
+        with pytest.raises(UserError, match=r"loss\.name = 'distance': expected 'nt_xent'"):
+            pretrain(load_config(Config, [folder.config_file], []), "auto")
+        other = load_config(Config, [], tiny_run.settings(images, tmp_path / "other", "train.epochs=1"))
+        pretrain(other, loss=NTXent(temperature=0.5))
+        with pytest.raises(UserError, match=r"was 'NTXent\(temperature=0.5\)', is now 'NTXent\(temperature=5.0\)'"):
+            pretrain(other, "auto", loss=NTXent(temperature=5.0))
+
+
+def test_a_loss_whose_settings_are_not_recorded_is_told_once(
+    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = 0.5
+    settings = tiny_run.settings(images, tmp_path / "run", "train.epochs=1")
+
+    def scaled(embeddings: Tensor) -> Tensor:
+        return distance(embeddings) * weight
+
+    losses: list[Any] = [scaled, nn.Identity(), object(), NTXent().share, distance, NTXent()]
+    assert [has_recorded_settings(loss) for loss in losses] == [False] * 4 + [True] * 2
+    with narrow_resnet18():
+        pretrain(load_config(Config, [], settings), loss=scaled)
+    told = [message for message in caplog.messages if "settings of the loss <function" in message]
+    assert len(told) == 1
+
+
+def test_a_row_of_metrics_waits_twice(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the loss, which decides on every rank if the run goes on, and for all other figures together."""
+    reads: list[str] = []
+
+    def recorded(name: str) -> Callable[[Tensor], Any]:
+        read = getattr(torch.Tensor, name)
+
+        def record(tensor: Tensor) -> Any:
+            if tensor.is_floating_point():
+                reads.append(name)
+            return read(tensor)
+
+        return record
+
+    for name in ("item", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, recorded(name))
+    settings = ["train.epochs=1", "train.recompute=never", "run.log_every=1"]
+    with narrow_resnet18():
+        pretrain(tiny_run.config_of(images, tmp_path / "run", *settings))
+    assert reads == ["item", "tolist"] * 4

@@ -17,8 +17,7 @@ from peclr_dali.train.evaluation.errors import evaluation_config
 from peclr_dali.train.pose.inference import canonical_loader, estimate_poses
 from peclr_dali.train.pose.labels import labels_to_learn
 from peclr_dali.train.pose.pose_run import load_pose_run
-from peclr_dali.train.probe import ALPHA
-from peclr_dali.train.read_out import fit_read_out
+from peclr_dali.train.probe import ALPHA, fit_read_out
 from tests.train.tiny_hands import config_of
 
 pytestmark = pytest.mark.usefixtures("narrow")

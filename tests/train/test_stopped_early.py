@@ -1,5 +1,6 @@
-"""Runs of both trainings that are stopped before there is anything to tell."""
+"""How runs of both trainings end: stopped before there is anything to tell, without their folder, and freed."""
 
+import gc
 import os
 import shutil
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,3 +121,22 @@ def test_a_full_disk_behind_stderr_ends_no_run(images: Path, tmp_path: Path) -> 
     assert len(tiny_run.rows_of(tmp_path / "run")) == 6
     assert tiny_run.final_weights(tmp_path / "run")
     assert done.returncode == 0
+
+
+def in_memory() -> list[Any]:
+    return [one for one in gc.get_objects() if issubclass(type(one), TrainState)]
+
+
+@pytest.mark.parametrize("run", [pretrain, finetune])
+def test_a_run_is_freed(run: Callable[[Any], RunFolder], images: Path, hands: Path, tmp_path: Path) -> None:
+    tiny, data = (tiny_run, images) if run is pretrain else (tiny_hands, hands)
+    config = tiny.config_of(data, tmp_path / "run", "train.epochs=1")
+    gc.collect()
+    before, frozen = len(in_memory()), gc.get_freeze_count()
+    gc.disable()  # the network goes with the last reference to it, not at some later collection
+    try:
+        run(config)
+        assert len(in_memory()) == before
+    finally:
+        gc.enable()
+    assert gc.get_freeze_count() == frozen

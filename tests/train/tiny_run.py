@@ -1,9 +1,6 @@
 """A pre-training run that takes seconds, as configuration overrides, and what it left."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -54,26 +51,6 @@ def plain_run(root: Path, world: World, *overrides: str) -> tuple[Run[Config], T
     config, layer = load_config(Config, [], [*TINY, *overrides]), torch.nn.Linear(5000, 1, bias=False)
     state = build_state(config, layer, torch.optim.SGD(layer.parameters(), lr=1.0), 20)
     return Run(config, world, folder), state
-
-
-def start(arguments: list[str], *, processes: int = 1, restarts: int = 0) -> subprocess.Popen[str]:
-    """`python cli.py ...` of a narrow network, or under torchrun."""
-    launcher = [sys.executable]
-    if processes > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        launcher += [f"--max-restarts={restarts}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [*launcher, CLI, *arguments],
-        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for success: what the process printed."""
-    output, _ = process.communicate(timeout=180)
-    assert process.returncode == 0, output
-    return output
 
 
 def final_weights(out: Path, steps: int = STEPS) -> dict[str, torch.Tensor]:

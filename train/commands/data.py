@@ -1,7 +1,5 @@
 """Commands on data: make-data, views, check-data, pack, index."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence
@@ -23,11 +21,10 @@ from peclr_dali.train.commands.options import (
     say,
     workers_option,
 )
-from peclr_dali.writing import require_new
+from peclr_dali.writing import require_ending, require_new
 
 if TYPE_CHECKING:
     from peclr_dali.pipelines.config import DataConfig
-    from peclr_dali.train.config.pretraining import Config
 
 
 @click.command("make-data")
@@ -68,12 +65,24 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     They are written to OUT (a .png). Keypoints are transformed by the views' matrices.
     """
     config = pretraining_config(files, overrides)
+    import torch
+
     from peclr_dali.pipelines.config import refuse_among_images
-    from peclr_dali.train.preview import preview
+    from peclr_dali.pipelines.loader.loader import build_loader
+    from peclr_dali.pipelines.samples.order import Schedule, build_order
+    from peclr_dali.pipelines.sources import load_index
+    from peclr_dali.train.runs.pictures import save_views
 
     refuse_among_images(out, config.data)
     require_new(out, force=force)
-    preview(config, out, samples=samples)
+    require_ending(out, ".png", ".jpg")
+    index = load_index(config.data)
+    count = min(samples, len(index))
+    batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
+    order = build_order(index, batch=batch, seed=config.run.seed)
+    schedule = Schedule(order, batch, range(count), last_step=1)
+    with build_loader(index, schedule, config.pipelines, config.augmentation, device=torch.device("cpu")) as loader:
+        save_views(out, next(iter(loader)), index, samples=count)
     say(f"{out}")
 
 
@@ -99,8 +108,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force
     from peclr_dali.train.distributed.world import described_world
     from peclr_dali.train.runs.log import progress_bar
 
-    source = _only_source(config)
-    index = read_source(replace(source, bad_list=None, label_fraction=1.0))  # all its files
+    index = read_source(replace(_only_source(config.data), bad_list=None, label_fraction=1.0))  # all its files
     device = described_world(config.train.device).device
     with progress_bar("checking") as progress:
         reasons = check(index, config.pipelines, out, device=device, progress=progress)
@@ -115,9 +123,9 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force
         sys.exit(1)
 
 
-def _only_source(config: Config) -> DataConfig:
+def _only_source(sources: "Sequence[DataConfig]") -> "DataConfig":
     """The one source of a configuration."""
-    source, *others = config.data
+    source, *others = sources
     if others:
         raise UserError(f"{1 + len(others)} tables [[data]]: the file or folder is of one. Give each by itself.")
     return source
@@ -145,10 +153,11 @@ def pack(
     """
     if re.match(r"\w+:/", str(out)):
         raise UserError(f"{out} is an address: tar files are written to a folder. Name one, and copy it there later.")
+    from peclr_dali.train.runs.log import progress_bar
+
     if index_only:
         from peclr_dali.pipelines.sources.shards.pack import index_tars
         from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE
-        from peclr_dali.train.runs.log import progress_bar
 
         require_new(out / INDEX_FILE, force=force)  # that of `pack` has the labels
         with progress_bar("indexing") as progress:
@@ -158,9 +167,8 @@ def pack(
         from peclr_dali.pipelines.sources import load_index
         from peclr_dali.pipelines.sources.shards import choices
         from peclr_dali.pipelines.sources.shards.pack import pack as run
-        from peclr_dali.train.runs.log import progress_bar
 
-        source = _only_source(config)
+        source = _only_source(config.data)
         index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads them
         with progress_bar("packing") as progress:
             packed = run(index, out, progress=progress, chosen=choices(source), **options)

@@ -1,7 +1,5 @@
 """Options that several commands share, and the configuration made from them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -97,7 +95,7 @@ def force_option(command: F) -> F:
     return click.option("--force", is_flag=True, help="Replace files that are there already.")(command)
 
 
-def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
+def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> "Config":
     """The pre-training configuration from the values of `config_options`."""
     from peclr_dali.train.config.load import load_config
     from peclr_dali.train.config.pretraining import Config

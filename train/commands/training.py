@@ -1,7 +1,5 @@
 """Commands that train: pre-training, fine-tuning and the read-out of a frozen encoder."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ from peclr_dali.train.commands.options import CALL, config_options, is_main_rank
 if TYPE_CHECKING:
     from peclr_dali.train.config.finetuning import FinetuneConfig
     from peclr_dali.train.config.pretraining import Config
-    from peclr_dali.train.runs.folder import Resume, RunFolder
+    from peclr_dali.train.runs.folder import Resume
 
 C = TypeVar("C", bound="Config | FinetuneConfig")
 
@@ -24,7 +22,7 @@ start_option = click.option("--from", "start", metavar="RUN", help="Take this ru
 @click.command()
 @config_options
 @run_options
-def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
+def pretrain(out: str | None, resume: "Resume", **options: Any) -> None:
     """Pre-train an encoder on unlabelled images.
 
     \b
@@ -46,7 +44,7 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
 
     folder = run(config, resume)
     if is_main_rank():
-        _show_loss(folder)
+        _show_loss(folder.read_metrics())
         say(f"what the network saw: {folder.views_picture}")
         say(f"how the loss fell:    {folder.loss_picture}")
         say(f"all on one page:      {CALL} report {shlex.quote(str(folder.root))}")
@@ -56,7 +54,7 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
 @config_options
 @start_option
 @run_options
-def finetune(start: str | None, out: str | None, resume: Resume, **options: Any) -> None:
+def finetune(start: str | None, out: str | None, resume: "Resume", **options: Any) -> None:
     """Fine-tune an encoder to poses on labelled images of hands.
 
     \b
@@ -78,7 +76,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
 
     folder = run(config, resume)
     if is_main_rank():
-        _show_loss(folder)
+        _show_loss(folder.read_metrics())
         validations = folder.read_validations()
         if validations:
             best = best_of(validations)
@@ -91,7 +89,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
 @config_options
 @start_option
 @run_options
-def probe(start: str | None, out: str | None, resume: Resume, **options: Any) -> None:
+def probe(start: str | None, out: str | None, resume: "Resume", **options: Any) -> None:
     """Measure how well poses can be read from a frozen encoder.
 
     \b
@@ -104,7 +102,7 @@ def probe(start: str | None, out: str | None, resume: Resume, **options: Any) ->
     from peclr_dali.train.config.finetuning import FinetuneConfig
 
     config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, **options)
-    from peclr_dali.train.read_out import fit_read_out
+    from peclr_dali.train.probe import fit_read_out
 
     folder = fit_read_out(config, resume)
     say(f"{folder.checkpoints.latest()}")
@@ -133,7 +131,7 @@ def _resolve(
     return config
 
 
-def _show_loss(folder: RunFolder) -> None:
-    if rows := folder.read_metrics():  # there are none of a run that has finished before and whose rows are gone
+def _show_loss(rows: Sequence[Mapping[str, float]]) -> None:
+    if rows:  # there are none of a run that has finished before and whose rows are gone
         before = f"{rows[0]['loss']:.3f} -> " if len(rows) > 1 else ""
         say(f"loss {before}{rows[-1]['loss']:.3f} in {rows[-1]['step']} steps")

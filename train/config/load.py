@@ -56,15 +56,11 @@ def to_toml(config: Any) -> str:
         value = getattr(config, field.name)
         tables = value if isinstance(value, tuple) else (value,)
         header = f"[[{field.name}]]" if len(tables) > 1 else f"[{field.name}]"
-        parts += [f"{header}\n{_keys_as_toml(table)}" for table in tables]
+        for table in tables:
+            values, keys = to_dict(table), [key.name for key in dataclasses.fields(table)]
+            lines = [tomli_w.dumps({key: values[key]}) if key in values else f"# {key} is not set\n" for key in keys]
+            parts.append(f"{header}\n{''.join(lines)}")
     return "\n".join(parts)
-
-
-def _keys_as_toml(table: Any) -> str:
-    """One line for each key."""
-    values = to_dict(table)
-    names = [field.name for field in dataclasses.fields(table)]
-    return "".join(tomli_w.dumps({key: values[key]}) if key in values else f"# {key} is not set\n" for key in names)
 
 
 def as_toml(value: Any) -> str:
@@ -135,19 +131,14 @@ def load_config(
         raise UserError(_explain(kind, error, layers)) from error
     taken = dict(flatten(to_dict(config)))
     for key, value in flatten(values):
-        if fault := _fault(value, taken.get(key, value)):  # a single table [data] becomes a list
-            raise UserError(f"{_origin(layers, key)}{key} = {value!r}: {fault}")
+        found = f"{_origin(layers, key)}{key} = {value!r}"
+        items = value if isinstance(value, list) else [value]
+        # For pydantic, true is 1. A single table [data] becomes a list, whose keys are numbered.
+        if any(isinstance(item, bool) for item in items) and not isinstance(taken.get(key, value), bool):
+            raise UserError(f"{found}: input should be a number")
+        if isinstance(value, str) and is_left_to_shell(value):
+            raise UserError(f"{found}: ~ and $NAME are not replaced here; write it out")
     return config
-
-
-def _fault(value: Any, taken: Any) -> str | None:
-    """What is wrong with a value that pydantic has accepted as `taken`, if anything."""
-    items = value if isinstance(value, list) else [value]
-    if any(isinstance(item, bool) for item in items) and not isinstance(taken, bool):  # for pydantic, true is 1
-        return "input should be a number"
-    if isinstance(value, str) and is_left_to_shell(value):
-        return "~ and $NAME are not replaced here; write it out"
-    return None
 
 
 def read_toml(file: Path) -> dict[str, Any]:

@@ -25,8 +25,7 @@ class Interrupted(Exception):  # noqa: N818  asked for, not an error
 
     def __init__(self, signal_number: int, step: int, folder: Path) -> None:
         self.exit_code = 128 + signal_number
-        name = signal.Signals(signal_number).name
-        self.where = f"stopped by {name} after step {step}, saved in {folder}"
+        self.where = f"stopped by {signal.Signals(signal_number).name} after step {step}, saved in {folder}"
         super().__init__(f"{self.where}; continue with --resume auto")
 
 

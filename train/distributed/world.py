@@ -1,7 +1,8 @@
-"""Ranks and the collectives of the training step, on `torch.distributed`."""
+"""Ranks, their collectives on `torch.distributed`, and what stops all of them after the same step."""
 
 import faulthandler
 import os
+import platform
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from peclr_dali.errors import UserError
+from peclr_dali.errors import AnotherRankFailed, UserError, in_one_line
 from peclr_dali.ranks import described_ranks
+from peclr_dali.train.distributed.interrupt import StopSignals
 
 T = TypeVar("T")
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
@@ -231,8 +233,13 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
         store.set_timeout(limit)
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # it holds the addresses of the attempts before
             store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-        backend = "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=limit,
+        )
         devices = world.gather_objects(world.device.type)
         if len(set(devices)) > 1:
             by_rank = ", ".join(f"rank {rank}: {device}" for rank, device in enumerate(devices))
@@ -267,3 +274,51 @@ def _choose_interface(master: str) -> None:
         for name, addresses in psutil.net_if_addrs().items():
             if name != "lo" and any(one.address == mine for one in addresses):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+@contextmanager
+def on_all_ranks(world: World, stop: StopSignals | None = None) -> Iterator[None]:
+    """If the `with` block fails on one rank, it fails on all. Blocks may be nested.
+
+    The ranks exchange a few bytes at the end of the block, without waiting for a GPU; a single process does not.
+
+    Args:
+        stop: this rank's stop signals; the ranks exchange them too, and each gets those of all.
+
+    Raises:
+        Exception: the error of this rank, on the lowest rank that failed.
+        AnotherRankFailed: on all other ranks.
+    """
+    error: Exception | None = None
+    mine = 0
+    try:
+        yield
+    except AnotherRankFailed as raised:  # in an exchange within the block, where that rank has failed
+        error = raised
+    except Exception as raised:
+        error, mine = raised, world.world_size - world.rank  # the lowest failed rank has the highest number
+    signal_number = 0 if stop is None else stop.signal_number  # a signal during the exchange counts for the next one
+    signal_number, failed = world.max_(torch.tensor([signal_number, mine])).tolist()
+    if failed:
+        first, reasons = world.world_size - failed, world.gather_objects(in_one_line(error, 1000))
+        if error is not None and failed == mine:
+            raise error
+        raise AnotherRankFailed(f"rank {first} has failed: {reasons[first]}")
+    if stop is not None and signal_number:
+        stop.signal_number, stop.agreed = signal_number, True
+
+
+def require_same(world: World, what: str, mine: str, remedy: str) -> None:
+    """Require that all ranks describe their own `what` in the same words.
+
+    Raises:
+        UserError: on rank 0, one of them differs.
+        AnotherRankFailed: on the other ranks.
+    """
+    everybody = world.gather_objects((mine, platform.node()))
+    first, first_host = everybody[0]
+    for rank, (other, host) in enumerate(everybody):
+        if other != first:
+            message = f"rank 0 on {first_host} has {first}, rank {rank} on {host} has {other}"
+            error = UserError if world.is_main else AnotherRankFailed
+            raise error(f"the ranks have different {what}: {message}. {remedy}")

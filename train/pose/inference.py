@@ -20,9 +20,8 @@ from peclr_dali.pipelines.samples.order import EpochOrder, Schedule
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, without_augmentation
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
-from peclr_dali.train.distributed.world import World
-from peclr_dali.train.steps.precision import PRECISIONS
+from peclr_dali.train.distributed.world import World, on_all_ranks
+from peclr_dali.train.steps.train_state import PRECISIONS
 
 Progress = Callable[[int, int], None]
 """Called with the number of images done and the number of all images."""

@@ -11,8 +11,7 @@ from peclr_dali.models.pose import PoseOutput
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.finetuning import PoseLossConfig
 from peclr_dali.train.pose.labels import PoseTargets
-from peclr_dali.train.steps.batch_statistics import one_momentum_step
-from peclr_dali.train.steps.micro_batches import MicroBatchStep
+from peclr_dali.train.steps.micro_batches import MicroBatchStep, one_momentum_step
 
 
 class PoseLosses(NamedTuple):
@@ -94,8 +93,7 @@ class PoseStep(MicroBatchStep):
                 for rows in rows_of_each:
                     loss, losses = self._losses(batch.views[0].image[rows], targets[rows])
                     add_statistics()
-                    mean = loss / micro_batches
-                    scaled = mean if self.scaler is None else self.scaler.scale(mean)
+                    scaled = self.scaler.scale(loss / micro_batches)
                     self.backward(scaled, last=rows is rows_of_each[-1])
                     total += torch.stack([part.detach().to(total.dtype) for part in (loss, *losses)]) / micro_batches
             self.sum_gradients()

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.arrays import IntArray
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader.prepare import Quarantine
 from peclr_dali.pipelines.samples.index import Index
@@ -53,7 +51,8 @@ class BadFiles:
         """Count this rank's batch of a step, and sum the ranks' counts if it is due. All ranks call it together."""
         samples = np.sort(batch.samples.numpy(), axis=1)  # (N, V)
         first_views = np.diff(samples, axis=1, prepend=-1) > 0  # of the images of each row; views may share one
-        self._used += np.bincount(self._sources(samples[first_views]), minlength=len(self._ends))
+        sources = np.searchsorted(self._ends, samples[first_views], side="right")
+        self._used += np.bincount(sources, minlength=len(self._ends))
         self._met.update(batch.bad.tolist())
         if step % self._every == 0:
             self.sum_ranks()
@@ -66,8 +65,8 @@ class BadFiles:
             self._total_used = self._total_used + used
             self._total_met.update(met)
             self._reasons = {**why, **self._reasons}
-        sources, times = self._sources(list(self._total_met)), list(self._total_met.values())
-        bad = np.bincount(sources, weights=times, minlength=len(self._ends))
+        sources = np.searchsorted(self._ends, list(self._total_met), side="right")
+        bad = np.bincount(sources, weights=list(self._total_met.values()), minlength=len(self._ends))
         self._shares = bad / np.maximum(1, bad + self._total_used)
         if self._world.is_main and any(met for _, met, _ in everybody):
             self.write()
@@ -100,7 +99,3 @@ class BadFiles:
                 {"path": self._index.location(row), "reason": self._reasons[row], "met": times} for row, times in met
             ]
             write_text(self._file, "".join(f"{json.dumps(row)}\n" for row in rows))
-
-    def _sources(self, rows: npt.ArrayLike) -> IntArray:
-        """Number of the source of each of some rows (N,)."""
-        return np.searchsorted(self._ends, rows, side="right")

@@ -45,10 +45,6 @@ class Checkpoints:
             return []
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
-    def any(self) -> bool:
-        """Whether there is a checkpoint, complete or damaged."""
-        return self.folder.is_dir() and any(path.suffix in (".pt", ".torn") for path in self.folder.iterdir())
-
     def path_of(self, step: int) -> Path:
         """Path of the checkpoint after `step` steps, whether there is one or not."""
         return self.folder / f"step_{step:09d}.pt"

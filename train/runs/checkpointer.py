@@ -4,17 +4,16 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from peclr_dali.errors import AnotherRankFailed, UserError, in_one_line
+from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.train.config.load import to_dict
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
+from peclr_dali.train.distributed.world import on_all_ranks
 from peclr_dali.train.runs.bad_files import BadFiles
 from peclr_dali.train.runs.checkpoint import load_checkpoint
 from peclr_dali.train.runs.folder import RunFolder
@@ -34,7 +33,7 @@ class Part(Protocol):
         """Load its entries of a checkpoint."""
 
 
-class Checkpointer:
+class Checkpointer(AbstractContextManager["Checkpointer"]):
     """Saves a run's checkpoints in a thread, so that training waits only for a copy of the state.
 
     Only one is written at a time: the next one, and the end of the `with` block, wait for it. Rank 0 writes; all ranks
@@ -66,9 +65,6 @@ class Checkpointer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
         self._saved_step, self.waited_s = state.steps_done, 0.0
-
-    def __enter__(self) -> "Checkpointer":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()
@@ -103,12 +99,12 @@ class Checkpointer:
         """If the block ends with an error of all ranks, such as of many bad files, save before it is raised."""
         try:
             yield
-        except (UserError, AnotherRankFailed):
-            unsaved = self._state.steps_done > self._saved_step
-            if self._world.is_main and unsaved and self._state.weights_are_finite():
+        except UserError:
+            step = self._state.steps_done
+            if self._world.is_main and step > self._saved_step and self._state.weights_are_finite():
                 self._begin_write()
                 self._finish_write()
-                log.info("saved after step %d; --resume auto continues there", self._state.steps_done)
+                log.info("saved after step %d; --resume auto continues there", step)
             raise
 
     def raise_failure(self) -> None:
@@ -172,7 +168,22 @@ def resume_or_claim(run: AnyRun, index: Index, state: TrainState, bad_files: Bad
     """
     if run.checkpoint is not None:
         with on_all_ranks(run.world):
-            _restore(run.checkpoint, (state, bad_files, *parts), index.counts)
+            all_parts: Sequence[Part] = (state, bad_files, *parts)
+            saved = load_checkpoint(run.checkpoint)
+            if saved.get("images") != index.counts:  # of each source: the order depends on it
+                raise UserError(
+                    f"{run.checkpoint} is of a run on {saved.get('images')} images, and there are {index.counts} now: "
+                    "restore the data, or start a new run with --set run.out=..."
+                )
+            try:
+                for part in all_parts:
+                    part.load_state_dict(saved)
+            except (LookupError, TypeError, ValueError, RuntimeError) as error:
+                raise UserError(
+                    f"{run.checkpoint} does not fit this configuration's network and optimiser: "
+                    f"{type(error).__name__}: {in_one_line(error)}"
+                ) from error
+            log.info("resuming after step %d from %s", saved["step"], run.checkpoint)
     if state.is_finished:
         log.info("%s has finished its %d steps already", run.folder.root, state.total_steps)
         return False
@@ -181,20 +192,3 @@ def resume_or_claim(run: AnyRun, index: Index, state: TrainState, bad_files: Bad
             run.folder.claim(run.config, state.steps_done)
             bad_files.write()  # rows written after the checkpoint belong to steps that are repeated
     return True
-
-
-def _restore(path: Path, parts: Sequence[Part], images: list[int]) -> None:
-    """Load a checkpoint. The number of images of each source must be as before: the order depends on it."""
-    saved = load_checkpoint(path)
-    if saved.get("images") != images:
-        raise UserError(
-            f"{path} is of a run on {saved.get('images')} images, and there are {images} now: restore the data, "
-            f"or start a new run with --set run.out=..."
-        )
-    try:
-        for part in parts:
-            part.load_state_dict(saved)
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        reason = f"{type(error).__name__}: {in_one_line(error)}"
-        raise UserError(f"{path} does not fit this configuration's network and optimiser: {reason}") from error
-    log.info("resuming after step %d from %s", saved["step"], path)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from filelock import FileLock, Timeout
@@ -87,13 +87,11 @@ class RunFolder:
             UserError: the folder has a run that must not be resumed, or a run of another configuration; or it is among
                 images that are read.
         """
-        if resume not in get_args(Resume):
-            raise UserError(f"resume = {resume!r}: expected one of {', '.join(get_args(Resume))}")
         refuse_among_images(self.root, config.data)
         if not any(path.name != LOCK for path in self.root.iterdir()):
             return None
         elsewhere = "name another folder with --set run.out=..."
-        saved = any(folder.any() for folder in (self.checkpoints, self.best))
+        saved = any(path.suffix in (".pt", ".torn") for path in self.root.glob("*/*"))  # complete or damaged
         if not self.config_file.exists() or not (self.versions_file.exists() or saved):
             raise UserError(f"run.out = {self.root} holds files, but not a run: {elsewhere}")
         if saved and resume == "never":
@@ -125,8 +123,7 @@ class RunFolder:
                 kept = [row for row in read_rows(file) if row["step"] <= step]
                 write_text(file, "".join(f"{json.dumps(row)}\n" for row in kept))
         if step == 0:
-            pictures = (self.views_picture, self.loss_picture, self.predictions_picture)
-            for file in (*pictures, self.quarantine_file):
+            for file in (self.views_picture, self.loss_picture, self.predictions_picture, self.quarantine_file):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
             if step == 0:
@@ -175,10 +172,13 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 def versions() -> dict[str, str]:
     """Versions of the programs and libraries that a run depends on."""
-    system = f"{platform.system()} {platform.machine()}"
-    found = {"python": platform.python_version(), "system": system, "commit": _commit()}
-    packages = ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba")
-    found |= {name: version(name) for name in packages}
+    found = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "commit": _commit(),
+    }
+    for package in ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba"):
+        found[package] = version(package)
     if torch.cuda.is_available():
         found |= {"cuda": str(torch.version.cuda), "device": torch.cuda.get_device_name()}
     return found

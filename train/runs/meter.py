@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from peclr_dali.pipelines.batch import Batch
-from peclr_dali.train.distributed.all_ranks import on_all_ranks
+from peclr_dali.train.distributed.world import on_all_ranks
 from peclr_dali.train.runs.checkpointer import Checkpointer
 from peclr_dali.train.runs.log import console, print_line
 from peclr_dali.train.runs.run import AnyRun
@@ -31,7 +31,7 @@ class Result(Protocol):
 R = TypeVar("R", bound=Result)
 
 
-class Meter(Generic[R]):
+class Meter(AbstractContextManager["Meter[R]"], Generic[R]):
     """Measures the training loop. Rank 0 writes the metrics; with `run.log_samples`, each rank writes its samples.
 
     Args:
@@ -58,9 +58,6 @@ class Meter(Generic[R]):
         self._steps, self._since = 0, time.perf_counter()  # of the next row of metrics
         self._run_steps, self._run_since = 0, self._since  # of this process, without its first step
 
-    def __enter__(self) -> "Meter[R]":
-        return self
-
     def __exit__(self, *_: object) -> None:
         for file in (self._log, self._samples):
             if file is not None:
@@ -79,14 +76,6 @@ class Meter(Generic[R]):
             MachineError: the folder has disappeared.
         """
         step = self._state.steps_done
-        self._count(batch, step)
-        if step % self._config.run.log_every == 0 or self._state.is_finished:
-            self._world.barrier()  # with a time limit, which waiting for the GPU has not
-            with on_all_ranks(self._world):
-                loss = self._checked_loss(result, step)
-            self._write_row(step, loss, result, len(batch))
-
-    def _count(self, batch: Batch, step: int) -> None:
         self._steps += 1
         self._run_steps += 1
         if self._run_steps == 1:  # it compiles, and measures memory
@@ -96,14 +85,15 @@ class Meter(Generic[R]):
             self._samples.write(json.dumps(seen) + "\n")
         if self._log is not None:
             self._log.advance(step)
-
-    def _checked_loss(self, result: R, step: int) -> float:
-        if self._world.is_main:
-            self._folder.require_there(step)
-        loss = result.loss.item()  # waits for the device
-        if not math.isfinite(loss):  # the same on all ranks
-            raise self._folder.diverged(f"the loss is {loss}", step, self._state.lr)
-        return loss
+        if step % self._config.run.log_every == 0 or self._state.is_finished:
+            self._world.barrier()  # with a time limit, which waiting for the GPU has not
+            with on_all_ranks(self._world):
+                if self._world.is_main:
+                    self._folder.require_there(step)
+                loss = result.loss.item()  # waits for the device
+                if not math.isfinite(loss):  # the same on all ranks
+                    raise self._folder.diverged(f"the loss is {loss}", step, self._state.lr)
+            self._write_row(step, loss, result, len(batch))
 
     def _write_row(self, step: int, loss: float, result: R, images: int) -> None:
         waited_s, passes_s, now = self._waiting.take_s(), self._own_work.take_s(), time.perf_counter()
@@ -168,14 +158,13 @@ class RunLog:
     """Log of rank 0."""
 
     def __init__(self, run: AnyRun, state: TrainState, title: str) -> None:
-        folder = run.folder
-        self._metrics = folder.metrics_file.open("a", buffering=1)
-        self._validation_file = folder.validation_file
+        self._metrics = run.folder.metrics_file.open("a", buffering=1)
+        self._validation_file = run.folder.validation_file
         self._board = None
         if run.config.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # importing it takes a second
 
-            self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=state.steps_done + 1)
+            self._board = SummaryWriter(str(run.folder.root / "tensorboard"), purge_step=state.steps_done + 1)
         self._total = state.total_steps
         columns = (
             TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),

@@ -21,11 +21,9 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import FREE_BETWEEN_RANKS, first_different_key, flatten, to_dict
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.all_ranks import on_all_ranks, require_same
-from peclr_dali.train.distributed.world import World, described_world, joined
+from peclr_dali.train.distributed.world import World, described_world, joined, on_all_ranks, require_same
 from peclr_dali.train.runs.folder import Resume, RunFolder
-from peclr_dali.train.steps.precision import resolve_precision
-from peclr_dali.train.steps.train_state import TrainState
+from peclr_dali.train.steps.train_state import TrainState, resolve_precision
 
 log = logging.getLogger(__name__)
 
@@ -109,9 +107,11 @@ def load_batches(run: AnyRun, index: Index, state: TrainState, quarantine: Quara
             index, schedule, config.pipelines, config.augmentation,
             device=world.device, views=views, processes_here=world.local_world_size, quarantine=quarantine,
         )  # fmt: skip
-    steps, where = state.total_steps // train.epochs, loader.settings.described
-    precision = resolve_precision(config, world.device)
-    log.info("%d images, %d steps per epoch, %s on %s, %s", len(index), steps, where, world.device, precision)
+    log.info(
+        "%d images, %d steps per epoch, %s on %s, %s",
+        *(len(index), state.total_steps // train.epochs, loader.settings.described),
+        *(world.device, resolve_precision(config, world.device)),
+    )
     return loader
 
 
@@ -133,7 +133,12 @@ def _require_same_configuration(world: World, config: Config | FinetuneConfig) -
     everybody = world.gather_objects(mine)
     for other in everybody:
         if (key := first_different_key(everybody[0], other, FREE_BETWEEN_RANKS)) is not None:
-            remedy = "Start all ranks with the same files and options"
-            require_same(world, f"values of {key}", repr(mine.get(key)), remedy)
-    precision = resolve_precision(config, world.device)
-    require_same(world, "precisions", precision, "Set train.precision to one that all hosts have")
+            require_same(
+                world, f"values of {key}", repr(mine.get(key)), "Start all ranks with the same files and options"
+            )
+    require_same(
+        world,
+        "precisions",
+        resolve_precision(config, world.device),
+        "Set train.precision to one that all hosts have",
+    )

@@ -8,16 +8,17 @@ each micro-batch's network. As many graphs of the first part are kept as memory 
 import logging
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar
 
+import psutil  # type: ignore[import-untyped]
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from peclr_dali.models.nt_xent import AnchorLoss, require_floats
-from peclr_dali.train.steps.batch_statistics import one_momentum_step
-from peclr_dali.train.steps.memory import HEADROOM_BYTES, GraphBytes, free_bytes
-from peclr_dali.train.steps.micro_batches import MicroBatchStep
-from peclr_dali.train.steps.precision import casts_once
+from peclr_dali.pipelines.batch import Batch
+from peclr_dali.train.distributed.world import World
+from peclr_dali.train.steps.micro_batches import MicroBatchStep, casts_once, one_momentum_step
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,11 @@ B = TypeVar("B", bound=Sized)
 _SHARE_OF_CPU = 0.8
 # Of the largest embedding. Autocast with bfloat16 rounds to 0.4 %, in another order perhaps; dropout changes half.
 _RECOMPUTE_TOLERANCE = 0.05
+_BLOCK_BYTES = 512
+"""torch allocates a multiple of this on a GPU (kMinBlockSize of its caching allocator)."""
+
+HEADROOM_BYTES = 3 * 2**29
+"""Of a GPU, left to what is not counted: DALI, the libraries' kernels and workspaces, gaps between blocks."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +91,6 @@ class ExactStep(MicroBatchStep, Generic[B]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.recompute not in get_args(Recompute):
-            raise ValueError(f"recompute = {self.recompute!r}: expected one of {', '.join(get_args(Recompute))}")
         if isinstance(self.loss, type):
             raise TypeError(f"loss is the class {self.loss.__name__}: give a loss, such as {self.loss.__name__}()")
         if self.batch < 2 and isinstance(self.loss, AnchorLoss):
@@ -159,21 +163,16 @@ class ExactStep(MicroBatchStep, Generic[B]):
             difference = None
             if self.kept_graphs != self._largest_share:  # the same on all ranks
                 difference = self.world.max_(torch.stack(changes).amax())
-                self._compare_once(difference, embeddings)
+                if not self._is_checked:  # in the first step only: reading a number waits for the GPU
+                    share = (difference / embeddings.abs().amax()).item()
+                    if share > _RECOMPUTE_TOLERANCE and self.world.is_main:
+                        log.warning(
+                            "recomputed embeddings differ from the first ones by %.0f %% of the largest value: the "
+                            "gradient is wrong. Take dropout out of the network, or set recompute = 'never'",
+                            100 * share,
+                        )
         self._is_checked = True
         return StepResult(loss, embeddings, difference)
-
-    def _compare_once(self, difference: Tensor, embeddings: Tensor) -> None:
-        """Warn in the first step only: reading a number waits for the GPU."""
-        if self._is_checked:
-            return
-        share = (difference / embeddings.abs().amax()).item()
-        if share > _RECOMPUTE_TOLERANCE and self.world.is_main:
-            log.warning(
-                "recomputed embeddings differ from the first ones by %.0f %% of the largest value: the gradient is "
-                "wrong. Take dropout out of the network, or set recompute = 'never'",
-                100 * share,
-            )
 
     @property
     def _largest_share(self) -> int:
@@ -209,8 +208,10 @@ class ExactStep(MicroBatchStep, Generic[B]):
         # One graph at a time has to fit in any case, and the last one is used at once.
         fitting = min(max(usable // max(graph_bytes, 1) - self.spare_graphs, 1), largest)
         kept = min(self.world.gather_objects(fitting))
-        message = "recompute = 'auto': keeps %d of %d graphs of %.2f GiB each, %.2f GiB for them"
-        log.info(message, kept, largest, graph_bytes / 2**30, usable / 2**30)
+        log.info(
+            "recompute = 'auto': keeps %d of %d graphs of %.2f GiB each, %.2f GiB for them",
+            *(kept, largest, graph_bytes / 2**30, usable / 2**30),
+        )
         return kept
 
     def _loss_and_gradient(self, local: Tensor, batch: B) -> tuple[Tensor, Tensor, Tensor]:
@@ -228,7 +229,92 @@ class ExactStep(MicroBatchStep, Generic[B]):
         loss = loss.detach()
         if shared is not None:
             self.world.sum_in_buckets_([gradient, loss])
-        gradient = gradient[:, self.share.start : self.share.stop]
-        if self.scaler is not None:
-            gradient = self.scaler.scale(gradient)
-        return loss, embeddings.detach(), gradient
+        mine = gradient[:, self.share.start : self.share.stop]
+        return loss, embeddings.detach(), self.scaler.scale(mine)
+
+
+def free_bytes(world: World, headroom_bytes: int = 0) -> int:
+    """Free bytes for this rank on its device; on the CPU, its share of the machine's.
+
+    On a GPU, what torch holds unused is free, and torch's limit for this process counts, by
+    `set_per_process_memory_fraction` or by PYTORCH_ALLOC_CONF.
+
+    `headroom_bytes` of a GPU are left to others than torch, so they do not count towards torch's limit.
+    """
+    if world.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(world.device)
+        reserved = torch.cuda.memory_reserved(world.device)
+        allowed = int(torch.cuda.get_per_process_memory_fraction(world.device) * total) - reserved
+        return max(0, min(free - headroom_bytes, allowed) + reserved - torch.cuda.memory_allocated(world.device))
+    return int(psutil.virtual_memory().available / world.local_world_size)
+
+
+class GraphBytes(saved_tensors_hooks):
+    """Counts the bytes that the autograd graph of the `with` block keeps for the backward pass.
+
+    These are the saved tensors, each memory block once and rounded up as torch does it on a GPU, without the network's
+    own parameters and buffers. What other threads allocate meanwhile does not count.
+
+    Attributes:
+        count: bytes so far.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        # A compiled network would also compile the hook, for every shape.
+        super().__init__(torch.compiler.disable(self._note), lambda saved: saved)  # type: ignore[no-untyped-call]
+        self.count = 0
+        self._seen = {tensor.untyped_storage() for tensor in [*network.parameters(), *network.buffers()]}
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._seen.clear()  # what keeps the hook must not keep the saved memory
+
+    def _note(self, saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        if storage not in self._seen:
+            self._seen.add(storage)
+            self.count += -(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES
+        return saved.detach()  # otherwise a saved result and its node would reference each other and never be freed
+
+
+@dataclass(frozen=True, eq=False)
+class ViewEmbedder:
+    """Embeds both views of some samples by a network and the latent inverse. It is an `ExactStep.embed`.
+
+    Attributes:
+        network: (2n, 3, S, S) uint8 to (2n, D) projections.
+        undo: projections, matrices (2n, 2, 3) and source_to_view_px (2n, 2, 3) to embeddings (2n, D), as
+            `peclr_dali.models.equivariance.build_undo` makes it.
+        autocast_dtype: 16-bit type for the network; None: no autocast. The latent inverse has at least 32 bits.
+    """
+
+    network: Callable[[Tensor], Tensor]
+    undo: Callable[[Tensor, Tensor, Tensor], Tensor]
+    autocast_dtype: torch.dtype | None = None
+
+    def __call__(self, batch: Batch, rows: slice) -> Tensor:
+        """The embeddings (2, n, D) with graph of the first two views of n samples, given their rows in the batch.
+
+        Raises:
+            TypeError: the network gives something else than a tensor of floats.
+            ValueError: the batch has one view, or the network gives another shape.
+        """
+        first, second = batch.views[:2]
+        image = torch.cat([first.image[rows], second.image[rows]])
+        matrix = torch.cat([first.matrix[rows], second.matrix[rows]])
+        source_to_view_px = torch.cat([first.source_to_view_px[rows], second.source_to_view_px[rows]])
+        with torch.autocast(image.device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            projection = self.network(image)
+        require_floats("what the network gives", projection, (len(image), "D"))
+        if projection.dtype != torch.float64:
+            projection = projection.float()
+        return self.undo(projection, matrix, source_to_view_px).view(2, -1, projection.shape[1])
+
+
+def keypoints_of_pairs(batch: Batch) -> tuple[Tensor]:
+    """The keypoints in the first two views, (2, n, K, 2), in pixels of each view. Use it as `ExactStep.loss_inputs`.
+
+    Raises:
+        UserError: the data has no keypoints.
+    """
+    return (torch.stack([batch.keypoints_px(view) for view in range(2)]),)

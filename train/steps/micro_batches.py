@@ -1,12 +1,13 @@
-"""The common part of training steps in micro-batches."""
+"""What training steps in micro-batches share: sums of gradients, and running statistics of batch norm, over ranks."""
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.batchnorm import _NormBase
 
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.distributed.world import BucketSum, World, buckets
@@ -17,14 +18,14 @@ from peclr_dali.train.steps.stopwatch import Stopwatch
 class MicroBatchStep:
     """Computes the gradient of one global batch. The caller runs the optimiser.
 
-    Batch norm sees one micro-batch; running statistics take one momentum step per call (see `batch_statistics`). So
+    Batch norm sees one micro-batch; running statistics take one momentum step per call (see `one_momentum_step`). So
     loss, gradient and buffers depend on `micro_batch`, but not on the number of ranks, up to the order of sums.
 
     Attributes:
         network: the network whose parameters get the gradient.
         batch: number of samples in a global batch.
         micro_batch: number of samples that go through the network together; divides `batch`.
-        scaler: scales the gradients, which the caller unscales (fp16).
+        scaler: scales the gradients, which the caller unscales (fp16). By default it is off.
         world: rank and device of this process.
         share: the positions within the global batch that this rank's batches hold.
         own_work: stopwatch of this rank's own work, without waiting for other ranks.
@@ -37,7 +38,7 @@ class MicroBatchStep:
     _: KW_ONLY
     batch: int
     micro_batch: int
-    scaler: GradScaler | None = None
+    scaler: GradScaler = field(default_factory=lambda: GradScaler(enabled=False))
     world: World = field(default_factory=World)
     share: range = field(init=False)
     own_work: Stopwatch = field(init=False, default_factory=Stopwatch)
@@ -72,8 +73,7 @@ class MicroBatchStep:
         trained = [p for p in self.network.parameters() if p.requires_grad]
         if last and self.world.world_size > 1:
             self._sums = GradientSums(self.world, trained)
-            with self._sums.during_backward():
-                torch.autograd.backward(result, gradient)
+            self._sums.backward(result, gradient)
             return
         # Autograd would add each tensor's gradient by a kernel of its own.
         before = [p.grad for p in trained]
@@ -105,13 +105,12 @@ class GradientSums:
         self._there: set[Tensor] = set()
         self._begun: list[BucketSum] = []
 
-    @contextmanager
-    def during_backward(self) -> Iterator[None]:
-        """Begin the sums, in the `with` block or at its end."""
+    def backward(self, result: Tensor, gradient: Tensor | None = None) -> None:
+        """Run the backward pass, and begin the sums during it or at its end."""
         watched = self._parameters if self._world.overlaps else ()
         hooks = [p.register_post_accumulate_grad_hook(self._begin) for p in watched]  # type: ignore[no-untyped-call]
         try:
-            yield
+            torch.autograd.backward(result, gradient)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -128,3 +127,65 @@ class GradientSums:
         while self._waiting and self._there.issuperset(self._waiting[0]):
             if gradients := [p.grad for p in self._waiting.pop(0) if p.grad is not None]:
                 self._begun.append(self._world.begin_sum_(gradients))
+
+
+@contextmanager
+def one_momentum_step(network: nn.Module, world: World, micro_batches: int) -> Iterator[Callable[[], None]]:
+    """Make one update of the running statistics for all forward passes in the `with` block.
+
+    Yields a function to call after each forward pass that counts. At the end, each buffer moves from its old value,
+    with its module's momentum, towards the mean of the statistics of these passes over all ranks, and
+    `num_batches_tracked` grows by one. After an exception the buffers have their old values. Modules in eval mode are
+    not changed.
+
+    During the block the momentum is 1, so that after a pass the buffers hold the statistics of this pass. So the
+    forward pass needs no hook and may be compiled, and nothing waits for the GPU. The modules have no counters
+    meanwhile: on a GPU, each pass would launch a kernel for each of them.
+
+    `micro_batches` is the number of counted passes over all ranks.
+
+    Raises:
+        ValueError: a module has momentum None, a cumulative mean, or is a SyncBatchNorm.
+    """
+    modules = [m for m in network.modules() if isinstance(m, _NormBase) and m.training and m.running_mean is not None]
+    momenta = [module.momentum for module in modules if module.momentum is not None]
+    if len(momenta) < len(modules):
+        raise ValueError("a batch norm has momentum None, expected a number")
+    if any(isinstance(module, nn.SyncBatchNorm) for module in modules):
+        raise ValueError("found a SyncBatchNorm, expected BatchNorm: it sees one micro-batch, of any number of ranks")
+    means = [m.running_mean for m in modules if m.running_mean is not None]
+    variances = [m.running_var for m in modules if m.running_var is not None]
+    counters = [module.num_batches_tracked for module in modules]
+    if not modules:
+        yield lambda: None
+        return
+
+    buffers = means + variances
+    before, sums = ([torch.empty_like(buffer) for buffer in buffers] for _ in range(2))
+    torch._foreach_copy_(before, buffers)
+    torch._foreach_zero_(sums)
+    try:
+        for module in modules:
+            module.momentum, module.num_batches_tracked = 1.0, None
+        yield lambda: torch._foreach_add_(sums, buffers)
+        world.sum_in_buckets_(sums)
+        torch._foreach_div_(sums, micro_batches)
+        torch._foreach_copy_(buffers, before)
+        torch._foreach_lerp_(buffers, sums, momenta * 2)
+        torch._foreach_add_([counter for counter in counters if counter is not None], 1)
+    except BaseException:
+        torch._foreach_copy_(buffers, before)
+        raise
+    finally:
+        for module, momentum, counter in zip(modules, momenta, counters, strict=True):
+            module.momentum, module.num_batches_tracked = momentum, counter
+
+
+def casts_once(device: torch.device) -> torch.autocast:
+    """In the `with` block, autocast casts each weight once, for all micro-batches; do not change weights in it.
+
+    Autocast itself stays on or off. It forgets its casts where its outermost block ends, and this is one. In a compiled
+    network it has no effect: there the casts are part of the graph, and run in each micro-batch.
+    """
+    kind = device.type
+    return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))

@@ -3,7 +3,6 @@
 import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -14,7 +13,7 @@ from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.steps.exact import ExactStep, StepResult
 
-_WARM_UP_CALLS: Final = 2
+_WARM_UP_CALLS = 2
 """Calls before the recording. In them memory is measured, kernels are chosen, and networks compiled."""
 
 
@@ -27,6 +26,7 @@ class _Recorder(World):
 
     Attributes:
         parts: each graph, with the tensor and the operation of the exchange that follows; the last one has none.
+        recording: the graph that is being recorded; its end ends the graph.
     """
 
     overlaps = False  # the backward pass runs in autograd's thread, and only the thread that began a graph may end it
@@ -38,28 +38,23 @@ class _Recorder(World):
         # Of the same priority as a run's stream, and one for all graphs: autograd goes back on the stream of the
         # forward pass.
         self._stream = torch.cuda.Stream(world.device, priority=-1)  # type: ignore[no-untyped-call]
-        self._recording = ExitStack()
-
-    def __enter__(self) -> "_Recorder":
-        self._begin_graph()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._recording.__exit__(*error)  # type: ignore[arg-type]
+        self.recording = ExitStack()
 
     def all_reduce_(
         self, tensor: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, *, async_op: bool = False
     ) -> None:
         """Note an exchange. It is made in replays, between two graphs."""
-        self._recording.close()
+        self.recording.close()
         self.parts[-1] = (self.parts[-1][0], (tensor, operation))
-        self._begin_graph()
+        self.begin_graph()
 
-    def _begin_graph(self) -> None:
+    def begin_graph(self) -> None:
+        """Begin to record a graph."""
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as DALI's, may allocate memory meanwhile.
-        how = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
-        self._recording.enter_context(how)
+        self.recording.enter_context(
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        )
         self.parts.append((graph, None))
 
 
@@ -100,9 +95,6 @@ class StepGraph:
         if self._calls <= _WARM_UP_CALLS:
             return self._step(batch)
         recording = self._recording = self._recording or self._record(batch)
-        for theirs, ours in zip(_tensors(batch), _tensors(recording.batch), strict=True):
-            if theirs.shape != ours.shape:
-                raise ValueError(f"a tensor of {tuple(theirs.shape)}, but the recorded one has {tuple(ours.shape)}")
         torch._foreach_copy_(_tensors(recording.batch), _tensors(batch))
         step, result = self._step, recording.result
         for graph, exchange in recording.recorder.parts:
@@ -124,7 +116,8 @@ class StepGraph:
         step.world = recorder = _Recorder(world)
         step.own_work.is_off = True  # an event in a graph cannot be read
         try:
-            with warnings.catch_warnings(), recorder:
+            with warnings.catch_warnings(), recorder.recording:
+                recorder.begin_graph()
                 # After the last exchange, a network without batch norm has nothing to do.
                 warnings.filterwarnings("ignore", "The CUDA Graph is empty")
                 result = step(batch)

@@ -46,13 +46,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two ranks, with its images beside it."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     tiny_run.write_images(out.parent / "images")
-    tiny_run.finish(tiny_run.start(pretraining(out.parent / "images", out), processes=2))
+    words = pretraining(out.parent / "images", out)
+    ranks.run_ranks(1, ranks.torchrun, words, log=out.parent / "log")
     return out
 
 
 def pretraining(images: Path, out: Path) -> list[str]:
+    """The words of torchrun."""
     settings = tiny_run.settings(images, out, f"train.epochs={EPOCHS}", f"run.rank_timeout_s={TIMEOUT_S}")
-    return ["pretrain", "--resume", "auto", *as_options(settings)]
+    launcher = ["--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    return [*launcher, tiny_run.CLI, "pretrain", "--resume", "auto", *as_options(settings)]
 
 
 @pytest.mark.slow  # whole runs under torchrun, which gives a stopped rank 30 s to end
@@ -63,19 +66,20 @@ def test_a_run_that_lost_a_rank_ends_with_the_weights_of_one_that_did_not(
     victim: int, by: signal.Signals, undisturbed: Path, tmp_path: Path
 ) -> None:
     out, steps = tmp_path / "run", 4 * EPOCHS
-    with tiny_run.start(pretraining(undisturbed.parent / "images", out), processes=2, restarts=1) as torchrun:
-        try:
-            while not (out / "checkpoints" / "step_000000006.pt").exists():
-                assert torchrun.poll() is None
-                time.sleep(0.01)
-            children = psutil.Process(torchrun.pid).children()
-            (rank,) = (child for child in children if child.environ().get("RANK") == str(victim))
-            rank.send_signal(by)
-            rank.wait(TIMEOUT_S + 40)  # torchrun gives the others 30 s after the first one ended
-            printed = torchrun.communicate(timeout=400)[0]
-        finally:
-            torchrun.kill()
-    assert torchrun.returncode == 0, printed
+    words, log = pretraining(undisturbed.parent / "images", out), tmp_path / "log"
+    (torchrun,) = ranks.start_ranks(1, ranks.torchrun, words, log=log)
+    try:
+        while not (out / "checkpoints" / "step_000000006.pt").exists():
+            assert torchrun.is_alive()
+            time.sleep(0.01)
+        children = psutil.Process(torchrun.pid).children()
+        (rank,) = (child for child in children if child.environ().get("RANK") == str(victim))
+        rank.send_signal(by)
+        rank.wait(TIMEOUT_S + 40)  # torchrun gives the others 30 s after the first one ended
+    except BaseException:
+        ranks.kill([torchrun])
+        raise
+    printed = ranks.finish([torchrun], log, timeout_s=400)
     assert "resuming after step" in printed
     ours, theirs = tiny_run.final_weights(out, steps), tiny_run.final_weights(undisturbed, steps)
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())

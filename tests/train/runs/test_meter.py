@@ -1,6 +1,8 @@
-"""The figures of a row of metrics, by a clock that the test moves."""
+"""The figures of a row of metrics, by a clock that the test moves, in TensorBoard too; and what is printed."""
 
+import importlib
 import json
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +16,11 @@ import torch
 from peclr_dali.errors import MachineError, UserError
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.distributed.world import World
+from peclr_dali.train.pretrain import pretrain
+from peclr_dali.train.runs.log import configure_logging
 from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.steps.stopwatch import Stopwatch
-from tests.train.tiny_run import plain_run
+from tests.train.tiny_run import config_of, plain_run, rows_of
 
 BATCH = Batch((), torch.arange(6)[:, None], torch.arange(6))
 
@@ -127,3 +131,34 @@ def test_a_run_that_has_diverged_or_lost_its_folder_ends(tmp_path: Path, monkeyp
         with pytest.raises(MachineError, match="was removed or cannot be reached: stopped at step 4"):
             loop.step(1, 1)
     assert loop.rows() == []
+
+
+@pytest.mark.usefixtures("narrow")
+def test_tensorboard_has_the_rows_of_a_resumed_run(images: Path, tmp_path: Path) -> None:
+    config = config_of(images, tmp_path / "run", "train.epochs=2", "run.checkpoint_every=4")
+    pretrain(config)
+    (tmp_path / "run" / "checkpoints" / "step_000000008.pt").unlink()
+    pretrain(config, "auto")
+    accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    board = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    for name in ("loss", "lr", "images_per_s"):
+        shown = {event.step: event.value for event in board.Scalars(name)}
+        assert shown == pytest.approx({row["step"]: row[name] for row in rows_of(tmp_path / "run")})
+
+
+log = logging.getLogger(__name__)
+
+
+@pytest.mark.usefixtures("logging_set_back")
+@pytest.mark.parametrize(("rank", "printed"), [(None, "a note\na warning\n"), ("0", "a note\na warning\n"),
+                                               ("1", "")])  # fmt: skip
+def test_only_rank_0_prints(
+    rank: str | None, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    configure_logging()
+    log.info("a note")
+    log.warning("a warning")
+    assert capsys.readouterr().err == printed
