@@ -14,7 +14,6 @@ import psutil  # type: ignore[import-untyped]
 from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
 from peclr_dali.parsing import parse_json, regular
-from peclr_dali.train.pose.metrics import METRICS
 
 Row = Mapping[str, Any]
 
@@ -78,6 +77,8 @@ def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def study_tables(rows: Sequence[Row]) -> str:
     """The tables of a study in Markdown, from its rows: errors of constants and arms, and comparisons."""
+    from peclr_dali.train.pose.metrics import METRICS  # only here: it imports SciPy
+
     arms: dict[str, list[Row]] = {}
     for row in rows:
         if row["kind"] == "constant":

@@ -65,7 +65,7 @@ def failures() -> Iterator[None]:
         remedy = "\"pip install '.[all]'\" installs what all commands need, or use .venv/bin/python of 'make setup'"
         fail(f"error: {error}. In the checkout, {remedy}")
     except OSError as error:
-        if error.filename is None and error.errno != errno.ENOSPC:
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise
         place = os.fsdecode(error.filename or "the output")
         fail(f"error: {place}: {error.strerror}. Check the path, its permissions and the disk")

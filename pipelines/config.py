@@ -3,6 +3,7 @@
 This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -134,7 +135,7 @@ def refuse_among_images(out: Path, sources: Iterable[DataConfig]) -> None:
     """
     for one in sources:
         is_tree = one.source == "folder" and not is_address(one.root)
-        if is_tree and out.resolve().is_relative_to(Path(one.root).resolve()):
+        if is_tree and out.resolve().is_relative_to(os.path.realpath(one.root)):
             raise UserError(
                 f"{out} is within {one.root}, whose images are read: its pictures would be read as images too. Name a "
                 "place outside it"

@@ -63,9 +63,9 @@ def boxes_without_pixels(tables: Tables) -> Masks:
 
 
 def boxes_beyond_images(tables: Tables) -> Masks:
-    """Boxes right of or below their images, or 20 times as large, in which the image is a dot."""
+    """Boxes whose centre is right of or below the image, or 20 times as large, in which the image is a dot."""
     box_px, size_px = tables["box_px"], tables["size_px"]
-    beyond = (box_px[:, :2] - box_px[:, 2:] / 2 >= size_px).any(axis=1)
+    beyond = (box_px[:, :2] >= size_px).any(axis=1)
     longer_px = np.maximum(size_px[:, 0], size_px[:, 1])  # 20 times as fast as a maximum over an axis, of millions
     return known_sizes(size_px) & (box_px[:, 2] > 0), beyond | (box_px[:, 2] > 20.0 * longer_px)
 
@@ -149,7 +149,10 @@ def joints_on_the_lens(tables: Tables) -> Masks:
 
 
 BONE_M = (0.002, 1.0)
-"""Smallest and largest length of the reference bone in metres."""
+"""Smallest and largest length of the reference bone in metres, where only that is known."""
+
+LARGEST_BONE_M = 0.25
+"""Largest length of the reference bone of a hand with joints, in metres."""
 
 
 def scales_of_no_bone(tables: Tables) -> Masks:
@@ -157,10 +160,20 @@ def scales_of_no_bone(tables: Tables) -> Masks:
     scale_m = tables["scale_m"]
     wrong: BoolArray = (scale_m > BONE_M[1]) | ((scale_m < BONE_M[0]) & (scale_m > 0))
     if "xyz_m" in tables:
-        start, end = HAND.reference_bone
-        bone_m = np.linalg.norm(tables["xyz_m"][:, start] - tables["xyz_m"][:, end], axis=1)
+        bone_m = _reference_bone_m(tables)
         wrong |= (scale_m > 1.5 * bone_m) | (1.5 * scale_m < bone_m)
     return ~np.isnan(scale_m), wrong
+
+
+def joints_of_no_hand(tables: Tables) -> Masks:
+    """Hands whose reference bone cannot be in metres."""
+    bone_m = _reference_bone_m(tables)
+    return ~np.isnan(bone_m), (bone_m > LARGEST_BONE_M) | (bone_m < BONE_M[0])
+
+
+def _reference_bone_m(tables: Tables) -> DoubleArray:
+    start, end = HAND.reference_bone
+    return np.asarray(np.linalg.norm(tables["xyz_m"][:, start] - tables["xyz_m"][:, end], axis=1))
 
 
 def hands_out_of_order(tables: Tables) -> Masks:
@@ -180,10 +193,11 @@ def hands_out_of_order(tables: Tables) -> Masks:
 
 
 def keypoints_off_their_boxes(tables: Tables) -> Masks:
-    """Hands with a keypoint five sides from its box's centre, most keypoints outside of it, or all in the first pixel.
+    """Hands with a keypoint five sides from its box's centre, most keypoints outside of it, or all at one place.
 
-    A box of one and a half times the side has room for tight boxes. Fractions of an image are up to 1, and half a pixel
-    that COCO's source adds.
+    The place is a twentieth of the box, as by focal lengths in millimetres, or the first pixel of the image. A box of
+    one and a half times the side has room for tight boxes. Fractions of an image are up to 1, and half a pixel that
+    COCO's source adds.
     """
     box_px, points_px = tables["box_px"], tables["keypoints_px"]
     x_px, y_px = points_px[..., 0], points_px[..., 1]
@@ -192,9 +206,11 @@ def keypoints_off_their_boxes(tables: Tables) -> Masks:
     count = known.sum(axis=1)
     offset_px = np.where(known, offset_px, 0)
     far = offset_px.max(axis=1) > 5.0 * box_px[:, 2]
+    with_all = np.where(known[..., None], points_px, box_px[:, None, :2])
+    together = (count > 4) & ((with_all.max(axis=1) - with_all.min(axis=1)).max(axis=1) < 0.05 * box_px[:, 2])
     outside = 2 * (offset_px > 0.75 * box_px[:, 2:]).sum(axis=1) > count
     fractions = ((np.maximum(np.abs(x_px), np.abs(y_px)) <= 1.5) | ~known).all(axis=1)
-    return (box_px[:, 2] > 0) & (count > 0), far | outside | fractions
+    return (box_px[:, 2] > 0) & (count > 0), far | together | outside | fractions
 
 
 def joints_apart_from_keypoints(tables: Tables) -> Masks:
@@ -219,8 +235,8 @@ RULES = (
         joints_out_of_sight,
         ("xyz_m",),
         f"hands have joints behind the camera, or more than {FARTHEST_M:g} m from it",
-        "Expected depths above 0, in metres: x right, y down, z forward from the camera. Are these millimetres? Then "
-        "divide by 1000.",
+        "Expected depths above 0, in metres: x right, y down, z forward from the camera. Are these millimetres or "
+        "centimetres? Mend the unit.",
         most=0,
     ),
     Rule(
@@ -236,6 +252,12 @@ RULES = (
         f"Expected labels of one set, and {BONE_M[0]:g} to {BONE_M[1]:g} m. Are these millimetres? Then divide by "
         "1000; else unpack the dataset again.",
         most=0,
+    ),
+    Rule(
+        joints_of_no_hand,
+        ("xyz_m",),
+        "hands are of a size that no hand has",
+        f"Expected metres: {BONE_M[0]:g} to {LARGEST_BONE_M:g} m from middle_mcp to middle_pip. Mend the unit.",
     ),
     Rule(
         boxes_without_numbers,
@@ -288,16 +310,16 @@ RULES = (
     Rule(
         boxes_beyond_images,
         ("box_px", "size_px"),
-        "boxes show nothing of their images",
+        "boxes are mostly outside of their images",
         "Expected pixels of the image as displayed. Do they belong to images of another size, or to these before EXIF "
         "turned them?",
     ),
     Rule(
         keypoints_off_their_boxes,
         ("keypoints_px", "box_px"),
-        "hands have keypoints far from their boxes",
+        "hands have keypoints far from their boxes, or all at one place in them",
         "Expected boxes and keypoints, x before y, in pixels of the image as displayed, not fractions. Do the cameras "
-        "belong to images of another size?",
+        "belong to images of another size, or are they in millimetres?",
     ),
     Rule(
         joints_apart_from_keypoints,

@@ -63,6 +63,7 @@ CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.scales_of_no_bone, {"scale_m": lambda scale_m: scale_m * 1000}),
     (rules.scales_of_no_bone, {"scale_m": lambda scale_m: scale_m / 1000}),
     (rules.scales_of_no_bone, {"scale_m": lambda scale_m: scale_m * 2, "xyz_m": lambda xyz_m: xyz_m}),
+    (rules.joints_of_no_hand, {"xyz_m": lambda xyz_m: xyz_m * 10}),
     (rules.sizes_of_labels, {"labelled_size_px": lambda size_px: size_px * [1, 2]}),
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, hand_rows("freihand", "mano")]}),
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, FROM_TIPS]}),
@@ -71,11 +72,12 @@ CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.boxes_without_numbers, {"box_px": lambda box_px: -box_px}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px + 1e9}),
     (rules.boxes_without_pixels, {"box_px": lambda box_px: box_px / SIDE_PX}),
-    (rules.boxes_beyond_images, {"box_px": lambda box_px: box_px + np.array([70, 0, 0])}),
+    (rules.boxes_beyond_images, {"box_px": lambda box_px: box_px * [2.5, 1, 1]}),
     (rules.cameras_beside_boxes, {"K": lambda cameras: cameras * [[1, 1, 30], [1, 1, 1], [1, 1, 1]]}),
     (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px + 60}),
     (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px / SIDE_PX + 0.5}),
     (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px + np.eye(21)[:, :1] * 1e30}),
+    (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px / 100 + 32}),
     (rules.joints_apart_from_keypoints, {"keypoints_px": lambda points_px: points_px[:, [0, *range(20, 0, -1)]]}),
 ]
 
@@ -132,7 +134,8 @@ def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(index: In
     [
         ((32, 32, 40), None),
         ((-5, -5, 30), None),  # a part of it shows the image
-        ((75, 75, 30), None),
+        ((60, 60, 30), None),
+        ((75, 75, 30), rules.boxes_beyond_images),  # as of images of another size
         ((32, 32, 900), None),
         ((6, 6, 3), None),
         ((32, 32, 1.9), rules.boxes_without_pixels),

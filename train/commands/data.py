@@ -102,6 +102,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force
     The exit code is 0 if every image can be used, 1 if some cannot, and 2 if none can or the check failed.
     """
     config = pretraining_config(files, overrides)
+    require_ending(out, ".jsonl")
     require_new(out, force=force)  # before the work, which may take hours
     from peclr_dali.pipelines.sources import read_source
     from peclr_dali.train.check_data import check_data as check
@@ -159,7 +160,7 @@ def pack(
         from peclr_dali.pipelines.sources.shards.pack import index_tars
         from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE
 
-        require_new(out / INDEX_FILE, force=force)  # that of `pack` has the labels
+        require_new(out / INDEX_FILE, force=force)
         with progress_bar("indexing") as progress:
             packed = index_tars(out, progress=progress)
     else:

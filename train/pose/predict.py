@@ -147,7 +147,7 @@ def _hands(images: Sequence[str], box_px: Box | None, boxes: Path | None, out: P
         if len(files) != 1:
             raise UserError(f"--box names one place, and there are {len(files)} pictures: give a file of boxes")
         squares = squares_around(np.array([box_px[:2]]), np.array([box_px[2:]]))
-    return Index("pictures", Path("/"), list(map(str, files)), squares)
+    return Index("pictures", Path("/"), list(map(str, files)), squares, label_file="--box")
 
 
 def _predictions(run: PoseRun, hands: Index, cameras: FloatArray, poses: Poses, scale_m: float) -> list[Prediction]:

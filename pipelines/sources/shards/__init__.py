@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from peclr_dali.errors import UserError
+from peclr_dali.parsing import regular
 from peclr_dali.pipelines.config import DataConfig, box_file, is_address
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, Store
 from peclr_dali.pipelines.samples.subsets import rows_of_split
@@ -35,7 +36,7 @@ def load_shards(config: DataConfig) -> Index:
     else:
         try:
             file = Path(config.root) / INDEX_FILE
-            tars = parse_index(file.read_bytes(), str(file))
+            tars = parse_index(regular(file).read_bytes(), str(file))
             sizes = [(Path(config.root) / name).stat().st_size for name in tars.tars.tolist()]
         except OSError as error:
             raise UserError(

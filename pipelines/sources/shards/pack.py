@@ -1,6 +1,7 @@
 """Packs many small files into few large tar files, which are faster to read from any storage."""
 
 import logging
+import os
 import re
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +15,11 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from peclr_dali.errors import UserError
+from peclr_dali.parsing import regular
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.sources.shards.tar_index import TarIndex, label_arrays, scan_tar
+from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE, TarIndex, label_arrays, parse_index, scan_tar
 
 _AT_ONCE = 256
 """Images that are read ahead of the writer."""
@@ -70,7 +72,7 @@ def pack(
         UserError: `out` is not empty, or no image can be used.
         OSError: `out` cannot be written to.
     """
-    out = out.absolute()
+    out = Path(os.path.realpath(out))  # a link stays, and its folder is written
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"{out} is not empty: name a new folder for the tar files")
     unfinished = out.with_name(f"{out.name}.unfinished")
@@ -140,10 +142,19 @@ def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -
         progress: called with (tar files done, tar files in all).
 
     Raises:
-        UserError: there are none with images, or one cannot be read.
+        UserError: there are none with images, one cannot be read, or the index that is there has labels.
         OSError: the index cannot be written.
     """
-    tars = sorted(folder.rglob("*.[tT][aA][rR]"))
+    file = folder / INDEX_FILE
+    try:
+        labels = parse_index(regular(file).read_bytes(), str(file)).labels
+    except (OSError, UserError):  # there is none, or it is damaged
+        labels = {}
+    if labels:
+        raise UserError(
+            f"{file} was written by 'pack' and has the labels of its images. Move it away to do without them"
+        )
+    tars = sorted(path for path in folder.rglob("*.[tT][aA][rR]") if not path.name.startswith("._"))  # of macOS
     archive = r"\.(tar\.(gz|bz2|xz|zst)|tgz)$"
     if compressed := sorted(file.name for file in folder.rglob("*.[tT]*") if re.search(archive, file.name.lower())):
         log.warning("%d compressed archives are left out, such as %s: unpack them", len(compressed), compressed[0])

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from peclr_dali.errors import UserError
+from peclr_dali.parsing import regular
 from peclr_dali.pipelines.arrays import AnyArray, IntArray
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.folder import IMAGE_ENDINGS
@@ -85,7 +86,7 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
         UserError: it is damaged, or another program's.
     """
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        with np.lib.npyio.NpzFile(io.BytesIO(data)) as file:  # `np.load` takes other files for pickles
             arrays = {name: file[name] for name in file.files}
         about = json.loads(arrays.pop("about").tobytes())
         index = TarIndex(
@@ -108,6 +109,9 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
 _END_BYTES = 2 * tarfile.BLOCKSIZE
 """Zeros that end an archive, unless more of them fill its last record."""
 
+_RECORDS_BYTES = (tarfile.RECORDSIZE, 2 * tarfile.RECORDSIZE, *(2**power for power in range(10, 21)))
+"""Sizes of records: of tar, unless `tar -b` says otherwise, and usual others."""
+
 
 def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
     """Name, offset and size of each image in a tar file, which may be several that were joined.
@@ -121,7 +125,7 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
     members: dict[str, tuple[int, int]] = {}
     at = size = 0
     try:
-        with file.open("rb") as opened:
+        with regular(file).open("rb") as opened:
             size = opened.seek(0, os.SEEK_END)
             while at < size or size == 0:
                 start = opened.seek(at)
@@ -135,7 +139,7 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
                         members[member.name] = member.offset_data, member.size
                     at = tar.offset
                 at = _end_of_archive(opened, start, at)
-    except (tarfile.TarError, OSError, ValueError) as error:
+    except (tarfile.TarError, OSError, ValueError, RecursionError) as error:
         images = sum(map(_is_image, members))
         raise UserError(
             f"{file} cannot be read as a tar file: {error} at byte {min(at, size)}, after {images} images; expected a "
@@ -155,9 +159,9 @@ def _end_of_archive(opened: BinaryIO, start: int, at: int) -> int:
         tarfile.ReadError: it has no such end as tar writes, so members may be missing.
     """
     opened.seek(at)
-    rest = opened.read(_END_BYTES + tarfile.RECORDSIZE - 1)
+    rest = opened.read(_END_BYTES + max(_RECORDS_BYTES))
     zeros = len(rest) - len(rest.lstrip(b"\0"))
-    fills_a_record = zeros > _END_BYTES and (at + zeros - start) % tarfile.RECORDSIZE == 0
-    if zeros != _END_BYTES and not fills_a_record:
+    filled = [record for record in _RECORDS_BYTES if (at + zeros - start) % record == 0]  # the last record, by zeros
+    if zeros != _END_BYTES and not _END_BYTES < zeros < _END_BYTES + max(filled, default=0):
         raise tarfile.ReadError("neither a member nor the end of an archive")
     return at + zeros

@@ -140,7 +140,7 @@ def test_tar_files_of_webdataset_are_indexed_where_they_are(
             member = tarfile.TarInfo(f"{kind.decode()}.jpg")
             member.type, member.linkname = kind, "elsewhere"
             tar.addfile(member)
-    for name in ("3.tar.gz", "3.tar.idx"):
+    for name in ("3.tar.gz", "3.tar.idx", "._0.tar"):
         (tmp_path / name).write_bytes(b"")
     assert run_cli("pack", "--index", str(tmp_path)) == 0
     printed = capsys.readouterr()
@@ -208,6 +208,7 @@ def test_an_interrupted_pack_leaves_nothing_and_the_next_one_is_whole(
         ("shard-000002.tar", lambda data: data[:100], "has 100 bytes, and index.npz was made when it had"),
         ("shard-000002.tar", None, "No such file"),
         (INDEX_FILE, lambda data: data[:-300], "is not an index of tar files"),
+        (INDEX_FILE, lambda data: b"<html>", "is not an index of tar files .File is not a zip file"),
         (INDEX_FILE, None, "No such file or directory; expected tar files and their index"),
     ],
 )
@@ -266,6 +267,28 @@ def test_joined_tar_files_hard_links_and_names_that_come_twice(tmp_path: Path) -
     assert dict(zip(index.paths, index.read_many(range(3)), strict=True)) == {
         "a.TAR/0.jpg": b"new", "a.TAR/1.jpg": b"old", "a.TAR/2.jpg": b"two"
     }  # fmt: skip
+
+
+def test_records_may_be_larger_and_a_pipe_is_no_tar_file(tmp_path: Path) -> None:
+    """As `tar -b 128` fills its last record; a pipe might never end."""
+    tar = tmp_path / "a.tar"
+    write_tar(tar, {f"{row}.jpg": b"image" for row in range(6)})
+    tar.write_bytes(tar.read_bytes().ljust(128 * 512, b"\0"))
+    assert index_tars(tmp_path).samples == 6
+    os.mkfifo(tmp_path / "b.tar")
+    with one_line("b.tar cannot be read as a tar file: .*is a pipe"):
+        index_tars(tmp_path)
+
+
+def test_labels_of_a_packed_set_and_a_link_stay(source: Index, packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "out").symlink_to("folder")
+    pack(source, tmp_path / "out", per_tar=7, workers=2)
+    assert (tmp_path / "out").is_symlink()
+    index = (tmp_path / "folder" / INDEX_FILE).read_bytes()
+    with one_line("index.npz was written by 'pack' and has the labels"):
+        index_tars(tmp_path / "out")
+    assert (tmp_path / "folder" / INDEX_FILE).read_bytes() == index == (packed / INDEX_FILE).read_bytes()
 
 
 @pytest.mark.parametrize("members", [{"1.jpg": b""}, {"0.jpg": b"", "1.jpg": b""}])

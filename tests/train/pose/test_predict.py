@@ -260,7 +260,7 @@ def test_what_is_no_camera_in_pixels_is_refused(content: str, tmp_path: Path) ->
     [
         ({"images": ["no.png"]}, "no.png': no picture, and no folder"),
         ({"images": ["h\udcff"]}, "no folder of pictures with a name in UTF-8"),
-        ({"box_px": (60.0, 5.0, 90.0, 9.0)}, "show nothing of their images"),
+        ({"box_px": (60.0, 5.0, 90.0, 9.0)}, "--box: 1 of 1 boxes are mostly outside of their images"),
         ({"box_px": (0.1, 0.1, 0.9, 0.9)}, "Are these fractions of the image"),
         ({"images": ["hand.png", "text.txt"], "box_px": (1.0, 2.0, 3.0, 4.0)}, "--box names one place"),
         ({"run": Path("empty")}, "holds no checkpoint; expected the folder of a fine-tuning run"),
