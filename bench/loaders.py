@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.util import find_spec
 from itertools import cycle
 from typing import Any
 
@@ -30,11 +29,9 @@ from peclr_dali.train.config.pretraining import Config
 
 log = logging.getLogger(__name__)
 
-SPDL = "OpenCV, tuned + SPDL"
 PEERS: dict[str, Callable[[Files, int, int], Iterable[Any]]] = {
     "OpenCV + DataLoader": partial(in_workers, opencv.make_batch_as_authors),
     "OpenCV + DataLoader, tuned": partial(in_workers, opencv.make_batch),
-    SPDL: opencv.spdl_batches,
     "torchvision v2 + DataLoader": partial(in_workers, torchvision.make_batch),
     "DALI, plain": dali_plain.batches,
 }
@@ -111,7 +108,7 @@ def compare_loaders(ours: OurLoader, rounds: Rounds, *, peers: bool, progress: P
     else:
         files = checked_files(index, config.geometry.side_px)  # it also fills the page cache, for all loaders alike
         if peers:
-            starts |= {name: partial(peer_images, name, files, batch) for name in offered_peers()}
+            starts |= {name: partial(peer_images, name, files, batch) for name in PEERS}
     loaders = len(starts)
     starts |= {"read only": ours.read_only, "decode only": ours.decode_only}
     gc.freeze()  # as pre-training does
@@ -135,14 +132,6 @@ def compare_loaders(ours: OurLoader, rounds: Rounds, *, peers: bool, progress: P
         "stages": entries[loaders:],
     }
     return row | {"verdict": verdict(row)}
-
-
-def offered_peers() -> list[str]:
-    """The peers that can run here; a log line says which cannot."""
-    if find_spec("spdl") is not None:
-        return [*PEERS]
-    log.info("left out: %s, since the package spdl is not installed", SPDL)  # no requirement of this project
-    return [name for name in PEERS if name != SPDL]
 
 
 def peer_images(name: str, files: Files, batch: int) -> Generator[int]:

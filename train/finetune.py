@@ -79,7 +79,7 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         encoder = f"{run.encoder.name}{' and head' if start.keeps_head else ''} from {start.origin}"
         labelled = int(labels.keypoints_px.any(axis=(1, 2), where=~np.isnan(labels.keypoints_px)).sum())
         trained, held_out_count = "frozen" if config.train.frozen else "trained", len(held_out[0]) if held_out else "no"
-        log.info("%s encoder %s, %d images with labels, %s held out", trained, encoder, labelled, held_out_count)
+        log.info("%s encoder %s, %d labelled hands, %s held out", trained, encoder, labelled, held_out_count)
         set_train_mode(network, config)
         with (
             loader,

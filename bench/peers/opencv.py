@@ -1,7 +1,6 @@
-"""Peers with OpenCV: with the steps and tools of PeCLR's authors; tuned; and the tuned one in SPDL's threads."""
+"""Peers with OpenCV: with the steps and tools of PeCLR's authors, and tuned."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import cv2
@@ -11,14 +10,14 @@ from torch import Tensor
 from torch.utils.data import default_collate
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from peclr_dali.bench.peers.workers import Draws, Files, draw, endless_batches, shared_views, source_to_view_px
+from peclr_dali.bench.peers.workers import Draws, Files, draw, shared_views, source_to_view_px
 from peclr_dali.pipelines.arrays import DoubleArray
 
 
-def make_batch(files: Files, samples: Sequence[int], empty: Callable[[int, int], Tensor] = shared_views) -> Tensor:
-    """(2, N, 3, S, S) uint8 views, channels-last, written into the memory that `empty` gives."""
+def make_batch(files: Files, samples: Sequence[int]) -> Tensor:
+    """(2, N, 3, S, S) uint8 views, channels-last, in shared memory."""
     side_px, draws = files.side_px, draw(2, len(samples))
-    views = empty(len(samples), side_px)
+    views = shared_views(len(samples), side_px)
     matrices = opencv_matrices(files.boxes_px[samples], draws, side_px)
     factors = np.stack([draws.hue, draws.saturation, draws.value], axis=-1)[..., None, None, :]
     levels = np.arange(256)[:, None] * factors  # (2, N, 1, 256, 3), of OpenCV's 8-bit HSV
@@ -70,23 +69,3 @@ def make_view(source: Any, box_px: Sequence[float], drawn: Draws, view_px: int) 
     jittered = [hue * drawn.hue, saturation * drawn.saturation, value * drawn.value + 255 * drawn.value_shift]
     hsv = cv2.merge([np.clip(channel, 0, 255).astype(np.uint8) for channel in jittered])
     return _NORMALISED(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)), torch.from_numpy(matrix_px.astype(np.float32))
-
-
-def spdl_batches(files: Files, threads: int, batch: int) -> Iterator[Tensor]:
-    """Endless batches of views, (2, N, 3, S, S) uint8, made by OpenCV in `threads` threads of SPDL."""
-    from spdl.pipeline import PipelineBuilder  # only here: it is no requirement
-
-    cv2.setNumThreads(0)
-    pipeline = (
-        PipelineBuilder()
-        .add_source(endless_batches(len(files.paths), batch))
-        .pipe(partial(make_batch, files, empty=_views), concurrency=threads)
-        .add_sink(2)  # batches ahead
-        .build(num_threads=threads)
-    )
-    with pipeline.auto_stop():
-        yield from pipeline
-
-
-def _views(images: int, side_px: int) -> Tensor:
-    return torch.from_numpy(np.empty((2, images, side_px, side_px, 3), np.uint8))

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from peclr_dali.bench.loaders import OurLoader, checked_files, compare_loaders, offered_peers, table_of, verdict
+from peclr_dali.bench.loaders import PEERS, OurLoader, checked_files, compare_loaders, table_of, verdict
 from peclr_dali.bench.measure import Rounds
 from peclr_dali.bench.rows import read_rows
 from peclr_dali.errors import UserError
@@ -39,7 +39,7 @@ def test_everything_is_measured_and_printed(images: Path, tmp_path: Path, capsys
     assert run_cli("bench-loader", *keys, *quick) == 0
     row = json.loads(record.read_text())
     everything = [*row["loaders"], *row["stages"]]
-    assert [entry["name"] for entry in row["loaders"]] == ["this loader", *offered_peers()]
+    assert [entry["name"] for entry in row["loaders"]] == ["this loader", *PEERS]
     assert [entry["name"] for entry in row["stages"]] == ["read only", "decode only"]
     assert all(entry["images_per_s"] > 0 for entry in everything)
     assert all(0 < entry["cores_busy"] < row["machine"]["cores"] + 0.5 for entry in row["loaders"])

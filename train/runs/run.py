@@ -107,9 +107,11 @@ def load_batches(run: AnyRun, index: Index, state: TrainState, quarantine: Quara
             index, schedule, config.pipelines, config.augmentation,
             device=world.device, views=views, processes_here=world.local_world_size, quarantine=quarantine,
         )  # fmt: skip
+    hands, images = len(index), len(set(index.paths))
     log.info(
-        "%d images, %d steps per epoch, %s on %s, %s",
-        *(len(index), state.total_steps // train.epochs, loader.settings.described),
+        "%s, %d steps per epoch, %s on %s, %s",
+        f"{images} images" if hands == images else f"{hands} hands in {images} images",
+        *(state.total_steps // train.epochs, loader.settings.described),
         *(world.device, resolve_precision(config, world.device)),
     )
     return loader
