@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.encoders import Encoder, make_encoder
 from peclr_dali.models.network import ContrastiveNetwork, Normalize
-from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray
+from peclr_dali.pipelines.arrays import BoolArray, FloatArray, IntArray, PixelArray
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.subsets import in_fraction
@@ -87,7 +86,7 @@ def features_of_rows(
     rows: IntArray,
     config: Config | FinetuneConfig,
     progress: Progress,
-) -> tuple[IntArray, FloatArray, npt.NDArray[np.uint8]]:
+) -> tuple[IntArray, FloatArray, PixelArray]:
     """The features of the canonical views of N rows of an index, computed by one process in float32.
 
     Args:

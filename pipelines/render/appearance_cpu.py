@@ -6,12 +6,11 @@ import numpy as np
 from numba.extending import register_jitable
 
 from peclr_dali.numba_cache import cached
-from peclr_dali.pipelines.arrays import AnyArray, FloatArray, IntArray, PixelArray
+from peclr_dali.pipelines.arrays import AnyArray, FloatArray, Int32Array, IntArray, PixelArray
 from peclr_dali.pipelines.views.appearance import (
     ORDER,
     AppearanceConfig,
     Column,
-    Int32Array,
     blur_weights,
     grey,
     holes,

@@ -9,14 +9,14 @@ from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
 from peclr_dali.numba_cache import cached
+from peclr_dali.pipelines.arrays import BoolArray, FloatArray, Int32Array, IntArray
 
-PaddedImage = npt.NDArray[np.int32]
+PaddedImage = Int32Array
 """An image with a border of one pixel of fill: (H + 2) * (W + 2) numbers red + 256 green + 65536 blue."""
 
 F, I32, I64 = np.float32, np.int32, np.int64
@@ -101,9 +101,9 @@ def _make_view(
     image: PaddedImage,
     height: int,
     width: int,
-    matrix: npt.NDArray[np.float32],
+    matrix: FloatArray,
     jitter: bool,
-    colour: npt.NDArray[np.float32],
+    colour: FloatArray,
     side: int,
     out: int,
 ) -> None:
@@ -175,17 +175,17 @@ def _make_view(
 
 @compiled
 def make_views(
-    addresses: npt.NDArray[np.int64],
-    sizes_px: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
-    halvings: npt.NDArray[np.int64],
-    view_to_source: npt.NDArray[np.float32],
-    jitters: npt.NDArray[np.bool_],
-    colours: npt.NDArray[np.float32],
+    addresses: IntArray,
+    sizes_px: IntArray,
+    rows: IntArray,
+    halvings: IntArray,
+    view_to_source: FloatArray,
+    jitters: BoolArray,
+    colours: FloatArray,
     fill: int,
     edge: bool,
-    sides: npt.NDArray[np.int64],
-    out_addresses: npt.NDArray[np.int64],
+    sides: IntArray,
+    out_addresses: IntArray,
     first: int,
     step: int,
 ) -> None:

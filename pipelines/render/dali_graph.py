@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import nvidia.dali.math as dali_math
 import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
-from peclr_dali.pipelines.arrays import FloatArray, IntArray
+from peclr_dali.pipelines.arrays import FloatArray, IntArray, PixelArray
 from peclr_dali.pipelines.render.settings import Settings
 from peclr_dali.pipelines.views.augmentation import Augmentation
 from peclr_dali.pipelines.views.draws import Draw
@@ -152,7 +151,7 @@ def decode_pipeline(settings: Settings, chunks: Iterator[Chunk]) -> Pipeline:
     return pipeline
 
 
-def _encoded(chunk: Chunk) -> list[npt.NDArray[np.uint8]]:
+def _encoded(chunk: Chunk) -> list[PixelArray]:
     return [file.encoded for file in chunk.files]
 
 

@@ -5,9 +5,9 @@ import os
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.errors import UserError
+from peclr_dali.pipelines.arrays import AnyArray, BoolArray, IntArray
 from peclr_dali.pipelines.config import DataConfig
 
 HELD_OUT_FRAC = 0.1
@@ -28,7 +28,7 @@ def hash_of_name(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=8).digest(), "big") >> 1
 
 
-def mixed_bits(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mixed_bits(numbers: AnyArray) -> AnyArray:
     """SplitMix64's output for each state: a bijective hash of 64 bits."""
     bits = numbers * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -36,7 +36,7 @@ def mixed_bits(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return bits ^ (bits >> np.uint64(31))
 
 
-def rows_of_split(group: npt.NDArray[np.int64], split: Literal["all", "train", "val"]) -> npt.NDArray[np.int64]:
+def rows_of_split(group: IntArray, split: Literal["all", "train", "val"]) -> IntArray:
     """Rows of a split, ascending. "val" has the tenth of the groups whose numbers have the smallest hashes.
 
     `group` (N,) is the number of each sample's group; a group stays together.
@@ -48,7 +48,7 @@ def rows_of_split(group: npt.NDArray[np.int64], split: Literal["all", "train", "
     return np.flatnonzero(kept if split == "val" else ~kept)
 
 
-def in_fraction(group: npt.NDArray[np.int64], fraction: float, *, seed: int) -> npt.NDArray[np.bool_]:
+def in_fraction(group: IntArray, fraction: float, *, seed: int) -> BoolArray:
     """Mask (N,) of the samples in a random `fraction` of the groups.
 
     With the same seed, a smaller fraction is a subset of a larger one. Groups are taken in the order of a hash of their
@@ -63,7 +63,7 @@ def in_fraction(group: npt.NDArray[np.int64], fraction: float, *, seed: int) -> 
     return _smallest(numbers.astype(np.uint64) ^ key, max(1, round(fraction * len(numbers))))[member_of]
 
 
-def _smallest(states: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.bool_]:
+def _smallest(states: AnyArray, count: int) -> BoolArray:
     """Mask of the `count` states with the smallest hashes."""
     taken = np.zeros(len(states), bool)
     taken[np.argsort(mixed_bits(states), kind="stable")[:count]] = True

@@ -11,15 +11,12 @@ from statistics import NormalDist
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from annotated_types import Interval
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import STRICT, Fraction, Number
-from peclr_dali.pipelines.arrays import DoubleArray, FloatArray
-
-Int32Array = npt.NDArray[np.int32]
+from peclr_dali.pipelines.arrays import AnyArray, DoubleArray, FloatArray, Int32Array
 
 MIN_BLUR_SIGMA_PX, MAX_BLUR_SIGMA_PX = 0.1, 20.0
 """Smallest and largest sigma of a blur. The smallest blur is invisible: the neighbours have a weight of 2e-22."""
@@ -148,7 +145,7 @@ def pixel_hashes(side_px: int) -> Int32Array:
 
 
 @cache
-def noise_levels(std: float) -> npt.NDArray[np.int16]:
+def noise_levels(std: float) -> AnyArray:
     """The (2 ** QUANTILE_BITS,) quantiles of a normal distribution, in whole 8-bit levels."""
     count = 2**QUANTILE_BITS
     standard = NormalDist()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
 from peclr_dali.pipelines.files.image_file import ImageFile, stored_to_upright_px, upright_size_px
@@ -214,7 +213,7 @@ def _least_magnification_px(geometry: GeometryConfig) -> float:
 def find_regions(
     size_px: IntArray,
     image: IntArray,
-    stored_to_view_px: Sequence[npt.NDArray[np.float64]],
+    stored_to_view_px: Sequence[DoubleArray],
     halvings: IntArray,
     sides_px: Sequence[int],
     croppable: BoolArray | None,
