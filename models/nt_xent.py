@@ -139,6 +139,7 @@ def require_floats(name: str, value: Any, shape: Sequence[int | str]) -> None:
         found = f"a {value.dtype} tensor ({value.layout})" if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{name}: found {found}, expected a dense tensor of floats of shape {wanted}")
     if value.ndim != len(shape) or any(
-        size == 0 if isinstance(one, str) else size != one for size, one in zip(value.shape, shape, strict=True)
+        size == 0 if isinstance(expected, str) else size != expected
+        for size, expected in zip(value.shape, shape, strict=True)
     ):
         raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {wanted}")

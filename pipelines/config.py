@@ -133,10 +133,10 @@ def refuse_among_images(out: Path, sources: Iterable[DataConfig]) -> None:
     Raises:
         UserError: `out` is inside the root of such a source.
     """
-    for one in sources:
-        is_tree = one.source == "folder" and not is_address(one.root)
-        if is_tree and out.resolve().is_relative_to(os.path.realpath(one.root)):
+    for source in sources:
+        is_tree = source.source == "folder" and not is_address(source.root)
+        if is_tree and out.resolve().is_relative_to(os.path.realpath(source.root)):
             raise UserError(
-                f"{out} is within {one.root}, whose images are read: its pictures would be read as images too. Name a "
+                f"{out} is within {source.root}, whose images are read: its pictures would be read as images too. Name a "
                 "place outside it"
             )

@@ -272,7 +272,7 @@ def _choose_interface(master: str) -> None:
             probe.connect(place)  # sends no packet
             mine = probe.getsockname()[0]
         for name, addresses in psutil.net_if_addrs().items():
-            if name != "lo" and any(one.address == mine for one in addresses):
+            if name != "lo" and any(address.address == mine for address in addresses):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 

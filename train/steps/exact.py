@@ -217,7 +217,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
     def _loss_and_gradient(self, local: Tensor, batch: B) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, embeddings (V, N, D) of all ranks, and this rank's gradient (V, n, D) times the loss scale."""
         embeddings = self.world.gather_rows(local, self.share, self.batch, dim=1)
-        inputs = [self.world.gather_rows(one, self.share, self.batch, dim=1) for one in self.loss_inputs(batch)]
+        inputs = [self.world.gather_rows(table, self.share, self.batch, dim=1) for table in self.loss_inputs(batch)]
         leaf = embeddings.requires_grad_()
         shared = self.loss if isinstance(self.loss, AnchorLoss) else None
         loss = self.loss(leaf, *inputs) if shared is None else shared.share(leaf, self.share, *inputs)

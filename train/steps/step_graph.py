@@ -110,7 +110,7 @@ class StepGraph:
         return StepResult(result.loss.clone(), result.embeddings.clone(), None if change is None else change.clone())
 
     def _record(self, batch: Batch) -> _Recording:
-        views = [View(*(one.clone() for one in vars(view).values())) for view in batch.views]
+        views = [View(*(tensor.clone() for tensor in vars(view).values())) for view in batch.views]
         batch = replace(batch, views=tuple(views))
         step, world = self._step, self._step.world
         step.world = recorder = _Recorder(world)

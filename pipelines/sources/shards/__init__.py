@@ -60,7 +60,7 @@ def load_shards(config: DataConfig) -> Index:
         keypoints_px=labels.get("keypoints_px"),
         mirror=labels.get("mirror"),
         group=labels.get("group"),
-        targets={name.removeprefix(TARGET): one for name, one in labels.items() if name.startswith(TARGET)},
+        targets={name.removeprefix(TARGET): table for name, table in labels.items() if name.startswith(TARGET)},
         store=store,
     )
     if not labels and (boxes := box_file(config)) is not None:

@@ -75,7 +75,7 @@ _PLACES = ("tars", "tar_bytes", "members", "tar", "offset", "size")
 def label_arrays(index: Index) -> dict[str, AnyArray]:
     """The labels of an index by the names that `TarIndex.labels` has."""
     arrays = {name: getattr(index, name) for name in LABELS}
-    arrays |= {TARGET + name: one for name, one in index.targets.items()}
+    arrays |= {TARGET + name: table for name, table in index.targets.items()}
     return {name: array for name, array in arrays.items() if array is not None}
 
 
@@ -95,7 +95,7 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
             labels=arrays,
             chosen=dict(about["chosen"]),
         )
-        rows = {len(one) for one in (*(getattr(index, name) for name in _PLACES[2:]), *arrays.values())}
+        rows = {len(array) for array in (*(getattr(index, name) for name in _PLACES[2:]), *arrays.values())}
         if len(rows) > 1 or (index.tar >= len(index.tars)).any() or (index.tar < 0).any():
             raise ValueError(f"its arrays of {sorted(rows)} rows do not fit each other")
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
