@@ -137,6 +137,6 @@ def refuse_among_images(out: Path, sources: Iterable[DataConfig]) -> None:
         is_tree = source.source == "folder" and not is_address(source.root)
         if is_tree and out.resolve().is_relative_to(os.path.realpath(source.root)):
             raise UserError(
-                f"{out} is within {source.root}, whose images are read: its pictures would be read as images too. Name a "
-                "place outside it"
+                f"{out} is within {source.root}, whose images are read: its pictures would be read as images too. Name "
+                "a place outside it"
             )
