@@ -17,3 +17,12 @@ def run_cli(*arguments: str) -> int:
     with pytest.raises(SystemExit) as leaving:
         main.main(list(arguments))
     return int(leaving.value.code or 0)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a command prints which ends with exit code 2."""
+    capsys.readouterr()
+    code = run_cli(*arguments)
+    error = capsys.readouterr().err
+    assert (code, error.count("\n"), error[-1:]) == (2, 1, "\n"), error
+    return error

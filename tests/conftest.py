@@ -33,6 +33,13 @@ def record(request: pytest.FixtureRequest) -> Record:
 
 
 @pytest.fixture
+def without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However these tests were started."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
 def logging_set_back() -> Iterator[None]:
     """The root logger is as before after the test."""
     root = logging.getLogger()

@@ -23,7 +23,7 @@ from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.runs.checkpoint import write_checkpoint
-from tests.command_line import run_cli
+from tests.command_line import as_options, run_cli
 from tests.train import tiny_hands
 from tests.train.narrow import narrow_resnet18
 from tools import sign_digits
@@ -85,11 +85,11 @@ def test_simhands_loss_is_the_written_out_sum() -> None:
     assert float(equal) == pytest.approx(float(NTXent()(embeddings)), rel=1e-12)
 
 
+@narrow_resnet18()
 def test_own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = f"--images 24 --batch 12 --epochs 2 --data {tmp_path / 'images'} --out {tmp_path / 'run'}"
-    with narrow_resnet18():
-        printed = run("examples.own_loss", arguments, monkeypatch, capsys)
-        again = run("examples.own_loss", arguments, monkeypatch, capsys)  # has finished
+    printed = run("examples.own_loss", arguments, monkeypatch, capsys)
+    again = run("examples.own_loss", arguments, monkeypatch, capsys)  # has finished
     rows = r"step (\d): loss (\S+) = (\S+) \+ 0.5 \* (\S+)"
     found = [[float(number) for number in row] for row in re.findall(rows, printed)]
     assert [step for step, *_ in found] == [1, 2, 3, 4]
@@ -99,29 +99,27 @@ def test_own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert re.findall(rows, again) == re.findall(rows, printed)
 
 
+@narrow_resnet18()
 def test_other_commands_take_a_run_with_a_loss_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The encoder of such a run is reported on, exported and fine-tuned."""
     run_folder, encoder = tmp_path / "run", tmp_path / "encoder.pth"
-    with narrow_resnet18():
-        arguments = f"--images 24 --batch 12 --epochs 1 --data {tmp_path / 'images'} --out {run_folder}"
-        run("examples.own_loss", arguments, monkeypatch, capsys)
-    tiny_hands.write_hands(tmp_path / "hands", 6)
-    settings = tiny_hands.settings(tmp_path / "hands", tmp_path / "fine", "train.epochs=1", "optim.lr=1e-12")
-    with narrow_resnet18():
-        assert run_cli("report", str(run_folder), "--out", str(tmp_path / "report.html")) == 0
-        assert run_cli("export", str(run_folder), str(encoder)) == 0
-        changed = [word for setting in settings for word in ("--set", setting)]
-        assert run_cli("finetune", *changed, "--from", str(run_folder)) == 0
-        tuned = load_pose_run(tmp_path / "fine").network.encoder.library_state_dict()
+    arguments = f"--images 24 --batch 12 --epochs 1 --data {tmp_path / 'images'} --out {run_folder}"
+    run("examples.own_loss", arguments, monkeypatch, capsys)
+    hands = tiny_hands.write_hands(tmp_path / "hands", 6)
+    settings = tiny_hands.settings(hands, tmp_path / "fine", "train.epochs=1", "optim.lr=1e-12")
+    assert run_cli("report", str(run_folder), "--out", str(tmp_path / "report.html")) == 0
+    assert run_cli("export", str(run_folder), str(encoder)) == 0
+    assert run_cli("finetune", *as_options(settings), "--from", str(run_folder)) == 0
+    tuned = load_pose_run(tmp_path / "fine").network.encoder.library_state_dict()
     assert "align_uniform" in (tmp_path / "report.html").read_text()
-    exported = torch.load(encoder, weights_only=True)
-    for name, weight in exported.items():
+    for name, weight in torch.load(encoder, weights_only=True).items():
         if not name.endswith(("running_mean", "running_var", "num_batches_tracked", "fc.weight", "fc.bias")):
             torch.testing.assert_close(tuned[name], weight, rtol=0, atol=1e-6)
 
 
+@narrow_resnet18()
 def test_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Drawn pictures of twelve people, in a ResNet-18 with random weights: a ring is a 0, bars are a 9."""
     boxes = ["file,x0,y0,x1,y1,hand,confidence"]
@@ -140,12 +138,11 @@ def test_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     sign_digits.main()
     assert [len((tmp_path / "fold_0" / f"{name}.csv").read_text().split()) for name in ("boxes", "held_out")] == [19, 7]
     config = to_dict(load_config(Config, [], ["encoder.name=resnet18", "geometry.side_px=32"]))
-    with narrow_resnet18():
-        network = build_network(EncoderConfig("resnet18", "random"), ProjectorConfig()).state_dict()
-        write_checkpoint(tmp_path / "network.pt", 1, {"config": config, "network": network})
-        files = f"--images {tmp_path / 'images'} --boxes {tmp_path / 'boxes.csv'} --labels {tmp_path}/fold_0/labels.csv"
-        out = tmp_path / "digits.png"
-        printed = run("examples.digits", f"{tmp_path / 'network.pt'} {files} --out {out}", monkeypatch, capsys)
+    network = build_network(EncoderConfig("resnet18", "random"), ProjectorConfig()).state_dict()
+    write_checkpoint(tmp_path / "network.pt", 1, {"config": config, "network": network})
+    files = f"--images {tmp_path / 'images'} --boxes {tmp_path / 'boxes.csv'} --labels {tmp_path}/fold_0/labels.csv"
+    out = tmp_path / "digits.png"
+    printed = run("examples.digits", f"{tmp_path / 'network.pt'} {files} --out {out}", monkeypatch, capsys)
     for name in ("network.pt", "untrained encoder", "raw pixels"):
         assert numbers(rf"{name}: .*% \(2 people\), .*% \(5 people\), ([\d.]+)% \(9 people\)", printed) == [100], name
     assert np.asarray(cv2.imread(str(out))).std() > 5

@@ -26,20 +26,17 @@ def save_by_matplotlib(path: Path) -> None:
     save_figure(path, figure, dpi=100)
 
 
-def save_by_opencv(path: Path) -> None:
-    save_sheet(path, [np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)], columns=1)
-
-
 def save_by_zipfile(path: Path) -> None:
     with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a", os.urandom(5000))
 
 
+NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
 WRITERS: dict[str, Callable[[Path], None]] = {
     "text.toml": lambda path: write_text(path, "x" * 5000),
     "torch.pth": save_by_torch,
     "matplotlib.png": save_by_matplotlib,
-    "opencv.png": save_by_opencv,
+    "opencv.png": lambda path: save_sheet(path, [NOISE], columns=1),
     "zipfile.zip": save_by_zipfile,
 }
 

@@ -27,8 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    write_images(tmp_path / "images", count=48)
-    return tmp_path / "images"
+    return write_images(tmp_path / "images", count=48)
 
 
 @pytest.mark.slow  # measures every peer

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from peclr_dali.bench import rows
-from tests.command_line import run_cli
+from tests.command_line import refusal
 
 
 def test_rows_are_appended_and_read(tmp_path: Path) -> None:
@@ -24,8 +24,5 @@ def test_a_damaged_file_is_refused_before_anything_is_measured(
     file.write_text(text)
     monkeypatch.setattr("peclr_dali.pipelines.sources.load_index", lambda *_: pytest.fail("begins to measure"))
     for command in ("bench-loader", "bench-train"):
-        assert run_cli(command, "--record", str(file)) == 2
-        error = capsys.readouterr().err
-        assert f"{file}: holds no rows" in error
-        assert error.count("\n") == 1
+        assert f"{file}: holds no rows" in refusal(capsys, command, "--record", str(file))
     assert file.read_text() == text

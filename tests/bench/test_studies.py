@@ -111,8 +111,7 @@ def test_pre_training_is_as_shipped(configs: Configs, tmp_path: Path, monkeypatc
     configs.clear()
     run(figure_7.label_fractions, scales.RN152, configs)
     both = load_config(Config, [Path("configs/peclr_rn152.toml"), Path("configs/both_datasets.toml")], [])
-    two = configs["runs/studies/pose/paper/seed_0/pretrain_two"]
-    assert replace(two, run=both.run) == both
+    assert replace(configs["runs/studies/pose/paper/seed_0/pretrain_two"], run=both.run) == both
 
 
 def two_arms(made: Study) -> None:

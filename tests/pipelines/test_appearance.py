@@ -65,8 +65,7 @@ def test_pixels_agree_with_the_oracle(renderer: RendererName, option: str) -> No
 
 
 def test_the_oracle_equals_opencv_where_opencv_has_the_function() -> None:
-    rng = np.random.default_rng(0)
-    image = smooth_image(rng, 40, 40, 2).astype(np.float64)
+    image = smooth_image(np.random.default_rng(0), 40, 40, 2).astype(np.float64)
     grey = cv2.cvtColor(image.astype(np.float32), cv2.COLOR_RGB2GRAY).astype(np.float64)
     x, y = (cv2.Sobel(grey, cv2.CV_64F, dx, 1 - dx, ksize=3) for dx in (1, 0))
     np.testing.assert_allclose(reference.sobel(image)[..., 0], np.hypot(x, y), atol=1e-3)

@@ -87,8 +87,7 @@ def test_the_first_columns_never_change() -> None:
 
 def test_no_two_draws_share_a_column() -> None:
     """An enumeration takes a second name of a number for the same member."""
-    columns = [*Draw.__members__.values(), *Column.__members__.values()]
-    assert sorted(columns) == list(range(COLUMNS))
+    assert sorted([*Draw.__members__.values(), *Column.__members__.values()]) == list(range(COLUMNS))
     assert COLUMNS <= UNIFORMS_PER_VIEW
 
 
@@ -107,8 +106,7 @@ def test_augmentations_of_the_study_have_their_probability_and_are_independent()
 
 
 def test_draws_of_the_study_stay_within_their_bounds() -> None:
-    geometry = GeometryConfig(side_px=50, crop_probability=1, crop_side_frac=(0.3, 0.9))
-    table = draw_all(range(20_000), geometry)
+    table = draw_all(range(20_000), GeometryConfig(side_px=50, crop_probability=1, crop_side_frac=(0.3, 0.9)))
     cut_px = table[:, Column.CUT_OUT_SIDE_PX]
     assert set(cut_px) == set(range(9))  # up to 0.16 of 50
     for corner in (Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX):

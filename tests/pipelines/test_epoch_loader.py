@@ -37,6 +37,8 @@ from tests.pipelines.harness import (
     write_jpegs,
 )
 
+pytestmark = pytest.mark.usefixtures("without_torchrun")
+
 ROOT = Path(__file__).parents[2]
 FEW_THREADS = PipelinesConfig(threads=2)
 
@@ -45,12 +47,6 @@ FEW_THREADS = PipelinesConfig(threads=2)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """26 pictures: an epoch of 4 batches of 6."""
     return Path(write_jpegs(tmp_path_factory.mktemp("images"), 26).root)
-
-
-@pytest.fixture(autouse=True)
-def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def small_loader(

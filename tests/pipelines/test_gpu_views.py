@@ -117,8 +117,7 @@ def test_the_hint_is_the_largest_sampled_size_rounded_up(
 ) -> None:
     for number, size in enumerate(sizes):
         (tmp_path / f"{number}.jpg").write_bytes(jpeg(np.zeros((*size, 3), np.uint8)))
-    chosen = choose_settings(index_of(tmp_path), PipelinesConfig(), torch.device("cpu"), rows=2)
-    assert chosen.size_hint_px == hint_px
+    assert choose_settings(index_of(tmp_path), PipelinesConfig(), torch.device("cpu"), rows=2).size_hint_px == hint_px
 
 
 @pytest.mark.parametrize(

@@ -199,8 +199,7 @@ def test_no_partner_at_all_is_an_error_and_fine_tuning_takes_none(tmp_path: Path
 
 def test_several_sources_with_and_without_pairs(folder: Index) -> None:
     alone = dataclasses.replace(folder, partners=None)
-    made = load(join([folder, alone], [1, 1]), last=3)
-    for batch in made:
+    for batch in load(join([folder, alone], [1, 1]), last=3):
         first, second = batch.samples.T
         assert torch.equal(first[first >= 61], second[first >= 61])
         assert (first[first < 60] != second[first < 60]).all()

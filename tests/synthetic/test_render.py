@@ -145,8 +145,7 @@ def test_the_nearer_part_hides_the_farther() -> None:
     for seed in range(HANDS):
         hand, picture = rendered(seed)
         rows, columns = np.nonzero(picture.depth_m)
-        rng = np.random.default_rng(seed)
-        for pick in rng.choice(len(rows), 40, replace=False):
+        for pick in np.random.default_rng(seed).choice(len(rows), 40, replace=False):
             row, column = rows[pick], columns[pick]
             ray = np.linalg.solve(hand.intrinsics, np.array([column + 0.5, row + 0.5, 1.0]))
             depth = float(picture.depth_m[row, column])
@@ -160,13 +159,11 @@ def test_the_nearer_part_hides_the_farther() -> None:
 def test_some_hands_hold_an_object_that_does_not_enter_the_hand() -> None:
     held = 0
     for seed in range(120):
-        hand = draw_hand(np.random.default_rng([23, seed]))
-        solids = hand.solids
+        solids = draw_hand(np.random.default_rng([23, seed])).solids
         if solids.prop[0] == 0:
             continue
         held += 1
-        centre = solids.prop[1:4]
-        free = distance_to_skin(solids, centre)
+        free = distance_to_skin(solids, solids.prop[1:4])
         assert free >= 0.0099
         assert solids.prop[5:7].max() <= free + 1e-9
     assert 5 <= held <= 35

@@ -10,17 +10,13 @@ from tests.train.narrow import narrow_resnet18
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of tiny pre-training runs."""
-    root = tmp_path_factory.mktemp("data") / "images"
-    tiny_run.write_images(root)
-    return root
+    return tiny_run.write_images(tmp_path_factory.mktemp("data") / "images")
 
 
 @pytest.fixture(scope="module")
 def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve labelled hands of tiny fine-tuning runs."""
-    root = tmp_path_factory.mktemp("data") / "hands"
-    tiny_hands.write_hands(root, 12)
-    return root
+    return tiny_hands.write_hands(tmp_path_factory.mktemp("data") / "hands", 12)
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,13 @@ def start_ranks(world_size: int, target: Callable[..., None], *arguments: Any, l
     return processes
 
 
+def wait_for_steps(process: BaseProcess, out: Path, steps: int) -> None:
+    """Until rank 0 has written down the samples of so many steps, or the process has ended."""
+    log = out / "samples-rank0.jsonl"
+    while process.is_alive() and not (log.exists() and len(log.read_text().splitlines()) >= steps):
+        time.sleep(0.005)
+
+
 def kill(processes: Sequence[BaseProcess]) -> None:
     """SIGKILL, and wait until they are gone."""
     for process in processes:
@@ -91,16 +98,31 @@ def _one_rank(
     sys.stdout.flush()
 
 
+@contextmanager
+def _slow_steps() -> Iterator[None]:
+    from peclr_dali.train.steps.train_state import TrainState
+
+    update = TrainState.update
+
+    def slowly(self: TrainState) -> None:
+        time.sleep(_WAIT_S)
+        update(self)
+
+    with patch.object(TrainState, "update", slowly):
+        yield
+
+
+@narrow_resnet18()
 def pretrain(settings: Sequence[str]) -> None:
     """`cli.py pretrain --resume auto` of a narrow network, with the exit code of the command line."""
-    with narrow_resnet18():
-        _run("pretrain", settings)
+    _run("pretrain", settings)
 
 
+@_slow_steps()
+@narrow_resnet18()
 def pretrain_slowly(settings: Sequence[str]) -> None:
     """Likewise, and each step waits a little, so that there is time to be killed."""
-    with _slow_steps(), narrow_resnet18():
-        _run("pretrain", settings)
+    _run("pretrain", settings)
 
 
 def pretrain_in_full(settings: Sequence[str]) -> None:
@@ -108,24 +130,25 @@ def pretrain_in_full(settings: Sequence[str]) -> None:
     _run("pretrain", settings)
 
 
+@narrow_resnet18()
 def finetune(settings: Sequence[str]) -> None:
     """`cli.py finetune --resume auto` of a narrow network."""
-    with narrow_resnet18():
-        _run("finetune", settings)
+    _run("finetune", settings)
 
 
+@_slow_steps()
+@narrow_resnet18()
 def finetune_slowly(settings: Sequence[str]) -> None:
     """Likewise, and each step waits a little, so that there is time to be killed."""
-    with _slow_steps(), narrow_resnet18():
-        _run("finetune", settings)
+    _run("finetune", settings)
 
 
+@narrow_resnet18()
 def command(arguments: Sequence[str]) -> None:
     """`cli.py ...`, where "resnet18" is narrow."""
     from peclr_dali.cli import main
 
-    with narrow_resnet18():
-        main.main(list(arguments))
+    main.main(list(arguments))
 
 
 def torchrun(arguments: Sequence[str]) -> None:
@@ -142,17 +165,3 @@ def _run(name: str, settings: Sequence[str]) -> None:
     from tests.command_line import as_options
 
     main.main([name, "--resume", "auto", *as_options(settings)])
-
-
-@contextmanager
-def _slow_steps() -> Iterator[None]:
-    from peclr_dali.train.steps.train_state import TrainState
-
-    update = TrainState.update
-
-    def slowly(self: TrainState) -> None:
-        time.sleep(_WAIT_S)
-        update(self)
-
-    with patch.object(TrainState, "update", slowly):
-        yield

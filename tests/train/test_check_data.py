@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources import load_index, read_source, rows_not_listed, write_bad_list
 from peclr_dali.train.check_data import DOES_NOT_DECODE, ENDS_THE_DECODER, check_data
 from tests.command_line import as_options, run_cli
 from tests.pipelines.harness import jpeg, smooth_image
+from tests.pipelines.sources.layouts import assert_refused
 from tests.pipelines.test_loader import UNDECODABLE
 from tests.train import tiny_run
 from tests.train.mortal_decoder import ABORT, COSTLY, EXIT, HANG, KILL, mortal_decode, never_starts
@@ -34,8 +34,7 @@ def check(root: Path, out: Path, batch: int | None = None, **decoder: Any) -> di
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    root = tmp_path / "images"
-    tiny_run.write_images(root)
+    root = tiny_run.write_images(tmp_path / "images")
     (root / "07.jpg").write_bytes(b"")
     (root / "31.jpg").write_bytes(UNDECODABLE)
     return root
@@ -122,17 +121,12 @@ def test_lists_that_do_not_fit_are_one_clear_line(
     file = tmp_path / "bad.jsonl"
     config = DataConfig(source="folder", root=str(images), bad_list=str(file))
 
-    def message() -> str:
-        with pytest.raises(UserError) as caught:
-            load_index(config)
-        return str(caught.value)
-
-    assert "No such file or directory; expected a list of bad files. 'python cli.py check-data' makes it" in message()
+    assert_refused(config, "No such file or directory; expected a list of bad files. 'python cli.py check-data' makes")
     for text in ('{"path": "07.j', "null\n", "7\n", '{"bad": ' + "[" * 100_000):
         file.write_text(text)
-        assert "cannot be read" in message()
+        assert_refused(config, "cannot be read")
     write_bad_list(file, {f"{number:02}.jpg": "" for number in range(50)})
-    assert "data.bad_list = " in message()
+    assert_refused(config, "data.bad_list = ")
     write_bad_list(file, {"other.jpg": ""})
     assert len(load_index(config)) == 50
     assert f"none of its 1 files is among the images of {images}" in caplog.text

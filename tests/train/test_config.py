@@ -74,9 +74,8 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
     ],
 )
 def test_errors_name_key_value_and_remedy(override: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(message)):
         load(override)
-    assert message in str(caught.value)
 
 
 def test_a_file_s_errors_name_the_file(tmp_path: Path) -> None:
@@ -113,8 +112,7 @@ def test_several_sources_are_an_array_of_tables(two_sources: Path, tmp_path: Pat
     assert load(files=[file]) == config
     assert text.count("[[data]]") == text.count("# bad_list is not set") == 2
     assert first_difference(config, load("data.0.root=moved", files=[file])) is None
-    changed = first_difference(config, load("data.0.weight=3", files=[file]))
-    assert changed == "data.0.weight: was 1.0, is now 3.0"
+    assert first_difference(config, load("data.0.weight=3", files=[file])) == "data.0.weight: was 1.0, is now 3.0"
     assert first_difference(config, load()) is not None
 
 
@@ -139,9 +137,8 @@ def test_one_source_may_be_written_either_way(tmp_path: Path) -> None:
     ],
 )
 def test_errors_name_the_source(two_sources: Path, override: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(message)):
         load(override, files=[two_sources])
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [Config, FinetuneConfig])
@@ -261,12 +258,6 @@ def numbers_of(kind: type[object]) -> dict[str, Any]:
     return dict(leaves(schema, schema.get("$defs", {})))
 
 
-@pytest.fixture(scope="module")
-def numbers() -> list[tuple[type[object], str]]:
-    """Kind of configuration and key of every number; those of `data` without the number of the source."""
-    return [(kind, key.replace("data.*.", "data.")) for kind in KINDS for key in numbers_of(kind)]
-
-
 def test_every_number_has_bounds() -> None:
     unbounded = [
         f"{kind.__name__}: {key}"
@@ -280,7 +271,7 @@ def test_every_number_has_bounds() -> None:
 
 def wrong_answer(kind: type[object], key: str, value: str, folder: Path) -> str | None:
     """What is wrong with the answer to an odd value: no line that names the key, or a configuration that changes."""
-    name = key.removesuffix(".*")
+    name = key.removesuffix(".*").replace("data.*.", "data.")  # without the number of the source
     override = f"{name}={f'[{value}, {value}]' if key.endswith('.*') else value}"
     try:
         config = load_config(kind, [], [override])
@@ -295,12 +286,11 @@ def wrong_answer(kind: type[object], key: str, value: str, folder: Path) -> str 
     return None
 
 
-def test_an_odd_number_gives_a_configuration_or_one_line(
-    numbers: list[tuple[type[object], str]], tmp_path: Path
-) -> None:
+def test_an_odd_number_gives_a_configuration_or_one_line(tmp_path: Path) -> None:
     answers = {
         f"{kind.__name__}: {key} = {value[:12]}": wrong_answer(kind, key, value, tmp_path)
-        for kind, key in numbers
+        for kind in KINDS
+        for key in numbers_of(kind)
         for value in ODD
     }
     assert {case: answer for case, answer in answers.items() if answer is not None} == {}
@@ -324,16 +314,6 @@ def test_a_run_at_the_bounds_ends_well_or_in_one_line(
     assert "Traceback" not in error
 
 
-def command_numbers() -> list[tuple[str, click.Option]]:
-    return [
-        (name, option)
-        for name, command in main.commands.items()
-        for option in command.params
-        if isinstance(option, click.Option)
-        and isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType))
-    ]
-
-
 def is_bounded(option: click.Option) -> bool:
     """Whether an option has two bounds, and refuses what lies beyond all of them."""
     kind = option.type
@@ -351,6 +331,12 @@ def accepts(option: click.Option, value: str) -> bool:
 
 
 def test_every_number_of_a_command_has_bounds() -> None:
-    options = command_numbers()
+    options = [
+        (name, option)
+        for name, command in main.commands.items()
+        for option in command.params
+        if isinstance(option, click.Option)
+        and isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType))
+    ]
     assert len(options) > 12
     assert [f"{command} {option.opts[0]}" for command, option in options if not is_bounded(option)] == []

@@ -3,8 +3,7 @@
 import os
 import random
 import shutil
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +30,13 @@ from peclr_dali.train.runs.folder import RunFolder
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import full_resnet18
 from tests.train.tiny_hands import config_of
+from tests.train.tiny_run import final_weights
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
 
-def weights_of(out: Path) -> dict[str, Tensor]:
-    """The network of the last step's checkpoint."""
-    path = out / "checkpoints" / f"step_{tiny_hands.STEPS:09d}.pt"
-    weights: dict[str, Tensor] = torch.load(path, weights_only=True)["network"]
-    return weights
-
-
 def assert_same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
-@pytest.fixture
-def full() -> Iterator[None]:
-    with full_resnet18():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +113,11 @@ def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
     out, log = tmp_path / "killed", tmp_path / "log"
     target = random.Random(os.urandom(8)).randrange(1, 12)
     processes = ranks.start_ranks(1, ranks.finetune_slowly, tiny_hands.settings(hands, out), log=log)
-    seen = out / "samples-rank0.jsonl"
-    while processes[0].is_alive() and not (seen.exists() and len(seen.read_text().splitlines()) >= target):
-        time.sleep(0.005)
+    ranks.wait_for_steps(processes[0], out, target)
     assert processes[0].is_alive(), log.read_text()
     ranks.kill(processes)
     finetune(config_of(hands, out), "auto")
-    assert_same_bits(weights_of(uninterrupted.root), weights_of(out))
+    assert_same_bits(final_weights(uninterrupted.root, tiny_hands.STEPS), final_weights(out, tiny_hands.STEPS))
     assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(uninterrupted.root)
     assert RunFolder(out, keep=3).read_validations() == uninterrupted.read_validations()
     assert [path.name for path in Checkpoints(out / "best", keep=1).paths()] == [
@@ -143,12 +128,13 @@ def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
 def test_two_processes_train_the_same_run(hands: Path, tmp_path: Path) -> None:
     """In float64, batch norm in train mode: two micro-batches on one rank, or one on each of two."""
     one, two = tmp_path / "one", tmp_path / "two"
-    settings = tiny_hands.settings(hands, two, "train.precision=fp64")
-    ranks.run_ranks(2, ranks.finetune, settings, log=tmp_path / "log")
+    ranks.run_ranks(2, ranks.finetune, tiny_hands.settings(hands, two, "train.precision=fp64"), log=tmp_path / "log")
     finetune(config_of(hands, one, "train.precision=fp64"))
     assert (two / "samples-rank1.jsonl").exists()
     assert tiny_run.samples_of_steps(one) == tiny_run.samples_of_steps(two)
-    torch.testing.assert_close(weights_of(one), weights_of(two), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        final_weights(one, tiny_hands.STEPS), final_weights(two, tiny_hands.STEPS), rtol=1e-9, atol=1e-11
+    )
     for ours, theirs in zip(*(RunFolder(out, keep=3).read_validations() for out in (one, two)), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9)
 
@@ -160,7 +146,7 @@ def test_a_frozen_encoder_keeps_every_bit(hands: Path, tmp_path: Path) -> None:
     out = tmp_path / "frozen"
     keys = f"encoder.weights={tmp_path}/start.pth", "train.frozen=true", "pose.head=mlp"
     finetune(config_of(hands, out, *keys))
-    weights = weights_of(out)
+    weights = final_weights(out, tiny_hands.STEPS)
     assert_same_bits(
         start, {name.removeprefix("encoder.resnet."): w for name, w in weights.items() if name.startswith("encoder.")}
     )
@@ -169,7 +155,7 @@ def test_a_frozen_encoder_keeps_every_bit(hands: Path, tmp_path: Path) -> None:
     assert weights["refinement.zroot_ref.1.num_batches_tracked"] == tiny_hands.STEPS
 
 
-@pytest.mark.usefixtures("full")
+@full_resnet18()
 def test_it_learns_the_hands_that_it_sees(hands: Path, tmp_path: Path) -> None:
     """Held out and trained on are the same images here: the error must fall clearly."""
     settings = (
@@ -235,12 +221,11 @@ def test_depths_stay_where_labels_are_2d_only(hands: Path, tmp_path: Path) -> No
     """A network that knows depths learns from boxes with landmarks, and is interrupted once."""
     run, images = tiny_hands.untrained_run(tmp_path / "run"), hands / "training" / "rgb"
     index = load_index(config_of(hands, tmp_path, "data.split=all").data)
-    assert index.keypoints_px is not None
     names = [f"{name}_{axis}" for name in HAND.keypoints for axis in "xy"]
     box = (0, 0, tiny_hands.SIDE_PX, tiny_hands.SIDE_PX, "right", 1)
     rows = [
         [Path(path).name, *map(str, (*box, *points.ravel()))]
-        for path, points in zip(index.paths, index.keypoints_px, strict=True)
+        for path, points in zip(index.paths, index.tables["keypoints_px"], strict=True)
     ]
     header = ["file", "x0", "y0", "x1", "y1", "hand", "confidence", *names]
     (tmp_path / "boxes.csv").write_text("".join(",".join(row) + "\n" for row in [header, *rows]))

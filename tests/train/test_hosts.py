@@ -6,9 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -54,36 +53,21 @@ class Host:
             "cli.py", "pretrain", "--resume", "auto", *as_options(settings),
         ]  # fmt: skip
         again = 'for attempt in 1 2 3 4 5 6; do "$@" && exit 0; echo "again"; sleep 2; done; exit 1'
-        self.start(log, again, torchrun)
-
-    def start(self, log: Path, commands: str, arguments: Sequence[str] = ()) -> None:
-        """Run commands of a shell on this host."""
         self.log = log
         with log.open("a") as output:
-            self.process = self._start(commands, arguments, output)
+            self.process = subprocess.Popen(
+                ["ip", "netns", "exec", self.space, "unshare", "--uts", "sh", "-c",
+                 f"hostname host-{self.name}\n{again}", "sh", *torchrun],
+                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+                     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            )  # fmt: skip
 
-    def _start(self, commands: str, arguments: Sequence[str], output: IO[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            ["ip", "netns", "exec", self.space, "unshare", "--uts", "sh", "-c",
-             f"hostname host-{self.name}\n{commands}", "sh", *arguments],
-            cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
-                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-        )  # fmt: skip
-
-    def processes(self, holding: str = "") -> list[int]:
-        """Ids of what runs in the namespace with this in its command line."""
+    def processes(self) -> list[int]:
+        """Ids of what runs in the namespace."""
         listed = subprocess.run(["ip", "netns", "pids", self.space], capture_output=True, text=True).stdout.split()
-        found = []
-        for word in listed:
-            try:
-                command = Path(f"/proc/{word}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if holding in command:
-                found.append(int(word))
-        return found
+        return [int(word) for word in listed]
 
     def kill_workers(self) -> None:
         """SIGKILL the ranks; torchrun lives on."""
@@ -127,8 +111,7 @@ def hosts() -> Iterator[dict[str, Host]]:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> list[str]:
-    images = tmp_path / "images"
-    tiny_run.write_images(images)
+    images = tiny_run.write_images(tmp_path / "images")
     return tiny_run.settings(
         images, tmp_path / "out", f"train.epochs={EPOCHS}", "train.micro_batch=6", f"run.rank_timeout_s={LIMIT_S}",
         "run.log_every=1",

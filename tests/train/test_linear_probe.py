@@ -31,9 +31,7 @@ ON = ("data.source=freihand", "probe.every_epochs=1", "probe.images=200", "train
 
 @pytest.fixture(scope="module")
 def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data") / "hands"
-    tiny_hands.write_hands(root, POSES)
-    return root
+    return tiny_hands.write_hands(tmp_path_factory.mktemp("data") / "hands", POSES)
 
 
 def config_of(root: Path, out: Path, *overrides: str) -> Config:
@@ -46,10 +44,10 @@ def probe_of(config: Config) -> Probe:
     return probe
 
 
+@narrow_resnet18()
 def seeded_network(config: Config) -> ContrastiveNetwork:
     torch.manual_seed(7)
-    with narrow_resnet18():
-        network = build_network(config.encoder, config.projector)
+    network = build_network(config.encoder, config.projector)
     for module in network.encoder.modules():  # as if it had been trained: nothing is at its start
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean.uniform_(-0.1, 0.1)  # type: ignore[union-attr]
@@ -83,9 +81,8 @@ def test_figures_equal_those_of_scikit_learn_on_the_same_features(hands: Path, t
             single = network.eval().encoder(network.normalize(next(iter(loader)).views[0].image))
         np.testing.assert_allclose(single[0].numpy(), features[place], rtol=0, atol=1e-5)
 
-    assert index.keypoints_px is not None
     box = index.box_px[rows].astype(np.float64)[:, None]
-    view = (index.keypoints_px[rows] - box[..., :2]) / box[..., 2:]  # a canonical view is its box, in sides
+    view = (index.tables["keypoints_px"][rows] - box[..., :2]) / box[..., 2:]  # a canonical view is its box, in sides
     measured = ~fitted
     model = make_pipeline(StandardScaler(), Ridge(ALPHA)).fit(features[fitted], view[fitted].reshape(-1, 42))
     read = model.predict(features[measured]).reshape(-1, 21, 2)
@@ -101,24 +98,22 @@ def test_poses_are_not_split_and_the_images_are_a_sixteenth_of_what_is_trained_o
     rows, fitted = probed_rows(index, config)
     assert len(rows) == 5 * 4 * POSES / 16 + 1  # whole poses
     probe = Probe(index, rows, fitted, config, World())
-    assert index.group is not None
-    groups = [set(index.group[rows][part.numpy()].tolist()) for part in (probe._fitted, probe._measured)]
+    groups = [set(index.groups[rows][part.numpy()].tolist()) for part in (probe._fitted, probe._measured)]
     assert [len(part) for part in groups] == [14, 5]
     assert not groups[0] & groups[1]
 
 
 @pytest.fixture(scope="module")
+@narrow_resnet18()
 def run_with_probe(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "probed"
-    with narrow_resnet18():
-        pretrain(config_of(hands, out, "train.epochs=2", "train.batch=60", "run.keep=1"))
-    return out
+    return pretrain(config_of(hands, out, "train.epochs=2", "train.batch=60", "run.keep=1")).root
 
 
+@narrow_resnet18()
 def test_a_run_has_the_same_bits_with_and_without_the_probe(hands: Path, run_with_probe: Path, tmp_path: Path) -> None:
     out = tmp_path / "plain"
-    with narrow_resnet18():
-        pretrain(config_of(hands, out, "train.epochs=2", "train.batch=60", "run.keep=1", "probe.every_epochs=0"))
+    pretrain(config_of(hands, out, "train.epochs=2", "train.batch=60", "run.keep=1", "probe.every_epochs=0"))
     weights = [tiny_run.final_weights(folder, 8) for folder in (run_with_probe, out)]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
     for key in ("loss", "alignment", "positive_rank"):
@@ -156,8 +151,7 @@ def test_the_network_is_left_as_it_was(hands: Path, tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), random)
     assert all(parameter.grad is None for parameter in network.parameters())
     torch.nn.init.constant_(next(network.encoder.parameters()), math.nan)
-    figures = probe.figures(network, None)
-    assert [name for name, value in figures.items() if math.isnan(value)] == ["epe_px_of_224"]
+    assert [name for name, value in probe.figures(network, None).items() if math.isnan(value)] == ["epe_px_of_224"]
 
 
 def test_an_image_that_cannot_be_read_is_left_out(hands: Path, tmp_path: Path) -> None:
@@ -167,8 +161,9 @@ def test_an_image_that_cannot_be_read_is_left_out(hands: Path, tmp_path: Path) -
     index = load_index(config.data)
     rows, fitted = probed_rows(index, config)
     index.path(int(rows[3])).write_bytes(b"no picture")
-    assert index.keypoints_px is not None
-    index.keypoints_px[np.setdiff1d(np.arange(len(index)), rows)] = np.nan  # those of a substitute may be unknown
+    index.tables["keypoints_px"][np.setdiff1d(np.arange(len(index)), rows)] = (
+        np.nan
+    )  # those of a substitute may be unknown
     probe = Probe(index, rows, fitted, config, World())
     assert np.flatnonzero(~(probe._fitted | probe._measured).numpy()).tolist() == [3]
     assert all(math.isfinite(value) for value in probe.figures(seeded_network(config), None).values())
@@ -179,8 +174,7 @@ def test_without_keypoints_there_is_no_probe_and_a_line_says_so(
 ) -> None:
     config = config_of(hands, tmp_path / "run", "probe.every_epochs=100")
     index = load_index(config.data)
-    assert index.keypoints_px is not None
-    index.keypoints_px[:] = np.nan
+    index.tables["keypoints_px"][:] = np.nan
     for unknown in (index, replace(index, keypoints_px=None)):
         caplog.clear()
         with caplog.at_level("INFO"):

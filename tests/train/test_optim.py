@@ -44,8 +44,7 @@ def test_biases_and_norms_have_no_weight_decay() -> None:
         for name, _ in module.named_parameters(recurse=False)
         if isinstance(module, nn.modules.batchnorm._BatchNorm) or name == "bias"
     }
-    everything = {name for name, _ in model.named_parameters()}
-    assert decaying(OptimConfig(), model) == everything - norms_and_biases
+    assert decaying(OptimConfig(), model) == {name for name, _ in model.named_parameters()} - norms_and_biases
     upstream = decaying(OptimConfig(decay_exempt="upstream"), model)
     assert upstream - decaying(OptimConfig(), model) == {
         "0.resnet.bn1.weight",

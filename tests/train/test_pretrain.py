@@ -4,7 +4,6 @@ import os
 import random
 import re
 import signal
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -59,8 +58,7 @@ def test_a_run_folder_holds_all_its_files(uninterrupted: Path) -> None:
     assert len(list((uninterrupted / "checkpoints").iterdir())) == 3
     samples = tiny_run.samples_of_steps(uninterrupted)
     for epoch in range(3):
-        seen = [sample for step in range(4 * epoch + 1, 4 * epoch + 5) for sample in samples[step]]
-        assert len(set(seen)) == 48
+        assert len({sample for step in range(4 * epoch + 1, 4 * epoch + 5) for sample in samples[step]}) == 48
 
 
 def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
@@ -72,9 +70,7 @@ def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
     for _ in range(2):
         processes = start(images, out)
         target = moment.randrange(1 + 5 * kills, 6 + 5 * kills)
-        log = out / "samples-rank0.jsonl"
-        while processes[0].is_alive() and not (log.exists() and len(log.read_text().splitlines()) >= target):
-            time.sleep(0.01)
+        ranks.wait_for_steps(processes[0], out, target)
         kills += processes[0].is_alive()
         ranks.kill(processes)
     assert kills > 0
@@ -89,9 +85,7 @@ def test_sigterm_saves_and_ends_the_run(world_size: int, images: Path, uninterru
     """With several ranks it is enough to ask one of them."""
     out = tmp_path / "stopped"
     processes = start(images, out, "run.log_every=100", world_size=world_size)
-    log = out / "samples-rank0.jsonl"
-    while processes[0].is_alive() and not (log.exists() and log.read_text()):
-        time.sleep(0.01)
+    ranks.wait_for_steps(processes[0], out, 1)
     processes[-1].terminate()
     output = ranks.finish(processes, out.with_suffix(".log"), code=128 + signal.SIGTERM)
     step, *others = re.findall(r"stopped by SIGTERM after step (\d+)", output)
@@ -160,8 +154,7 @@ def test_a_full_disk_stops_all_ranks_and_the_run_goes_on_when_there_is_room(
     assert len(lines) == 2
     assert all("No space left on device" in line and "step_000000006.pt" in line for line in lines)
     assert "Traceback" not in output
-    left = sorted(path.name for path in (out / "checkpoints").iterdir())
-    assert left == ["step_000000003.pt"]
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step_000000003.pt"]
     run(images, out)
     assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(uninterrupted)
 
@@ -186,42 +179,41 @@ def distance(embeddings: Tensor) -> Tensor:
     return squared.mean()
 
 
+@narrow_resnet18()
 def test_a_loss_of_ones_own_trains(images: Path, tmp_path: Path) -> None:
-    config = load_config(Config, [], tiny_run.settings(images, tmp_path / "run", "train.epochs=1"))
-    with narrow_resnet18():
-        folder = pretrain(config, loss=distance)
-        rows = folder.read_metrics()
-        assert [row["step"] for row in rows] == [2, 4]
-        for row in rows:
-            assert row["loss"] == pytest.approx(row["alignment"], rel=1e-5)
-        pretrain(config, "auto", loss=distance)  # has finished
-        with pytest.raises(UserError, match=r"loss\.name: was 'distance', is now 'nt_xent'"):
-            pretrain(config, "auto")
-        with pytest.raises(UserError, match=r"loss\.name = 'distance': expected 'nt_xent'"):
-            pretrain(load_config(Config, [folder.config_file], []), "auto")
-        other = load_config(Config, [], tiny_run.settings(images, tmp_path / "other", "train.epochs=1"))
-        pretrain(other, loss=NTXent(temperature=0.5))
-        with pytest.raises(UserError, match=r"was 'NTXent\(temperature=0.5\)', is now 'NTXent\(temperature=5.0\)'"):
-            pretrain(other, "auto", loss=NTXent(temperature=5.0))
+    config = tiny_run.config_of(images, tmp_path / "run", "train.epochs=1")
+    folder = pretrain(config, loss=distance)
+    rows = folder.read_metrics()
+    assert [row["step"] for row in rows] == [2, 4]
+    for row in rows:
+        assert row["loss"] == pytest.approx(row["alignment"], rel=1e-5)
+    pretrain(config, "auto", loss=distance)  # has finished
+    with pytest.raises(UserError, match=r"loss\.name: was 'distance', is now 'nt_xent'"):
+        pretrain(config, "auto")
+    with pytest.raises(UserError, match=r"loss\.name = 'distance': expected 'nt_xent'"):
+        pretrain(load_config(Config, [folder.config_file], []), "auto")
+    other = tiny_run.config_of(images, tmp_path / "other", "train.epochs=1")
+    pretrain(other, loss=NTXent(temperature=0.5))
+    with pytest.raises(UserError, match=r"was 'NTXent\(temperature=0.5\)', is now 'NTXent\(temperature=5.0\)'"):
+        pretrain(other, "auto", loss=NTXent(temperature=5.0))
 
 
+@narrow_resnet18()
 def test_a_loss_whose_settings_are_not_recorded_is_told_once(
     images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     weight = 0.5
-    settings = tiny_run.settings(images, tmp_path / "run", "train.epochs=1")
 
     def scaled(embeddings: Tensor) -> Tensor:
         return distance(embeddings) * weight
 
     losses: list[Any] = [scaled, nn.Identity(), object(), NTXent().share, distance, NTXent()]
     assert [has_recorded_settings(loss) for loss in losses] == [False] * 4 + [True] * 2
-    with narrow_resnet18():
-        pretrain(load_config(Config, [], settings), loss=scaled)
-    told = [message for message in caplog.messages if "settings of the loss <function" in message]
-    assert len(told) == 1
+    pretrain(tiny_run.config_of(images, tmp_path / "run", "train.epochs=1"), loss=scaled)
+    assert ["settings of the loss <function" in message for message in caplog.messages].count(True) == 1
 
 
+@narrow_resnet18()
 def test_a_row_of_metrics_waits_twice(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the loss, which decides on every rank if the run goes on, and for all other figures together."""
     reads: list[str] = []
@@ -239,6 +231,5 @@ def test_a_row_of_metrics_waits_twice(images: Path, tmp_path: Path, monkeypatch:
     for name in ("item", "tolist"):
         monkeypatch.setattr(torch.Tensor, name, recorded(name))
     settings = ["train.epochs=1", "train.recompute=never", "run.log_every=1"]
-    with narrow_resnet18():
-        pretrain(tiny_run.config_of(images, tmp_path / "run", *settings))
+    pretrain(tiny_run.config_of(images, tmp_path / "run", *settings))
     assert reads == ["item", "tolist"] * 4

@@ -25,8 +25,7 @@ pytestmark = pytest.mark.usefixtures("narrow")
 
 def test_its_poses_are_those_of_scikit_learn(hands: Path, tmp_path: Path) -> None:
     """Targets come from the labels and boxes without the read-out."""
-    folder = fit_read_out(config_of(hands, tmp_path / "run", "train.frozen=true"))
-    run = load_pose_run(folder.root)
+    run = load_pose_run(fit_read_out(config_of(hands, tmp_path / "run", "train.frozen=true")).root)
     assert run.network.refinement is None
     features, views, boxes = {}, {}, {}
     for split in ("train", "val"):
@@ -37,10 +36,11 @@ def test_its_poses_are_those_of_scikit_learn(hands: Path, tmp_path: Path) -> Non
                 torch.cat([run.network.features(batch.views[0].image) for batch in loader]).double().numpy()
             )
         box = index.box_px.astype(np.float64)[:, None]
-        assert index.keypoints_px is not None
         xyz = index.targets["xyz_m"].astype(np.float64)
         depth = (xyz[..., 2] - xyz[:, :1, 2]) / index.targets["scale_m"].astype(np.float64)[:, None]
-        views[split] = np.concatenate([((index.keypoints_px - box[..., :2]) / box[..., 2:]), depth[..., None]], axis=2)
+        views[split] = np.concatenate(
+            [((index.tables["keypoints_px"] - box[..., :2]) / box[..., 2:]), depth[..., None]], axis=2
+        )
         boxes[split] = box
     model = make_pipeline(StandardScaler(), Ridge(ALPHA)).fit(features["train"], views["train"].reshape(-1, 63))
     expected = (

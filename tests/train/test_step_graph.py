@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World, buckets, described_world, joined
@@ -106,24 +105,13 @@ def parts(recorded: Pretraining) -> list[Any]:
     return recorded.step._recording.recorder.parts
 
 
-def batch(seed: int) -> Batch:
-    """Others with each seed: all tensors of both views."""
-    generator = torch.Generator().manual_seed(seed)
-    made = images(12)
-    for view in made.views:
-        view.image = torch.randint(0, 256, view.image.shape, generator=generator, dtype=torch.uint8)
-        view.matrix = view.matrix + 0.1 * torch.rand(view.matrix.shape, generator=generator)
-        view.source_to_view_px = view.source_to_view_px + torch.rand(view.matrix.shape, generator=generator)
-    return made
-
-
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
 @pytest.mark.parametrize("recompute", ["never", "always", "auto"])
 def test_a_replayed_step_is_the_step(recompute: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On other batches than the recorded one, while the weights change; earlier results stay."""
     monkeypatch.setattr("peclr_dali.train.steps.exact.free_bytes", lambda *_: 0)  # "auto" keeps one graph
     plain, recorded = states(f"train.recompute={recompute}", f"train.precision={precision}")
-    batches = [batch(seed) for seed in range(6)]
+    batches = [images(12, seed=seed) for seed in range(6)]
     kept = [state.take_step(seen) for seen in batches for state in (plain, recorded)]
     assert len(parts(recorded)) == 1  # without exchanges there is one graph
     for expected, found in zip(kept[::2], kept[1::2], strict=True):
@@ -131,7 +119,7 @@ def test_a_replayed_step_is_the_step(recompute: str, precision: str, monkeypatch
         assert torch.equal(found.embeddings, expected.embeddings)
         assert (found.recompute_difference is None) == (recompute == "never")
     assert len({found.loss.item() for found in kept}) == 6
-    assert torch.equal(batches[2].views[1].image, batch(2).views[1].image)  # also the one that was recorded
+    assert torch.equal(batches[2].views[1].image, images(12, seed=2).views[1].image)  # also the one that was recorded
     for ours, theirs in zip(recorded.network.state_dict().values(), plain.network.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -155,7 +143,7 @@ def one_recorded_rank(recompute: str, folder: str) -> None:
         for seed in range(6):
             for state in both:
                 exchanges.clear()
-                result = state.take_step(part(batch(seed), state.exact.share))
+                result = state.take_step(part(images(12, seed=seed), state.exact.share))
                 tensors = [result.loss, result.embeddings, *state.network.state_dict().values()]
                 outcomes.append((tensors, result.recompute_difference, sorted(map(str, exchanges))))
                 outcomes[-1] = copy.deepcopy(outcomes[-1])
@@ -180,7 +168,7 @@ def test_others_may_write_gradients_meanwhile() -> None:
     """As a benchmark does with another loss; and the recorded step runs no Python."""
     plain, recorded = states()
     for seed in range(5):
-        expected, found = plain.step(batch(seed)), recorded.step(batch(seed))
+        expected, found = (one.step(images(12, seed=seed)) for one in (plain, recorded))
         assert torch.equal(found.loss, expected.loss)
         for ours, theirs in zip(recorded.network.parameters(), plain.network.parameters(), strict=True):
             assert ours.grad is not None
@@ -195,12 +183,12 @@ def test_a_recording_is_not_timed_and_a_replay_is() -> None:
     """An event in a CUDA graph cannot be read."""
     _, recorded = states()
     for _ in range(2):
-        recorded.step(batch(0))
+        recorded.step(images(12))
     recorded.exact.own_work.take_s()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorded, "replay", lambda _: None)
         patch.setattr("peclr_dali.train.steps.stopwatch.time.perf_counter", iter([1.0, 3.0]).__next__)
-        recorded.step(batch(0))
+        recorded.step(images(12))
     assert recorded.exact.own_work.take_s() == 2
 
 
@@ -226,7 +214,7 @@ def test_what_cannot_be_recorded_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     """Torch ends the recording with an error of its own."""
     _, recorded = states()
     for _ in range(2):
-        recorded.step(batch(0))
+        recorded.step(images(12))
 
     @contextmanager
     def graph(*_: Any, **__: Any) -> Iterator[None]:
@@ -237,9 +225,9 @@ def test_what_cannot_be_recorded_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(torch.cuda, "graph", graph)
     with pytest.raises(UserError, match=r"recorded as a CUDA graph \(capture was invalidated\): set train.cuda_graph"):
-        recorded.step(batch(0))
+        recorded.step(images(12))
     monkeypatch.setattr(recorded.exact, "embed", Mock(side_effect=torch.OutOfMemoryError("no\nmemory")))
     with pytest.raises(UserError, match=r"recorded as a CUDA graph \(no memory\): set train.cuda_graph"):
-        recorded.step(batch(0))
+        recorded.step(images(12))
     assert not recorded.exact.own_work.is_off
     assert type(recorded.exact.world) is World

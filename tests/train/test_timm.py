@@ -33,8 +33,7 @@ def settings(hands: Path, name: str, out: Path, *overrides: str) -> list[str]:
 
 
 def checkpoint(run: Path, step: int = STEPS) -> dict[str, Any]:
-    saved: dict[str, Any] = torch.load(run / f"checkpoints/step_{step:09d}.pt", weights_only=True)
-    return saved
+    return dict(torch.load(run / f"checkpoints/step_{step:09d}.pt", weights_only=True))
 
 
 @pytest.fixture(scope="module")

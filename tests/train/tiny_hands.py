@@ -37,10 +37,9 @@ def random_hands_m(rng: np.random.Generator, count: int) -> npt.NDArray[np.float
     return np.asarray(turned + offset[:, None])
 
 
-def write_hands(root: Path, poses: int, seed: int = 0) -> None:
-    """A FreiHAND of `poses` training poses: skeletons on four shades of grey, and their labels."""
-    rng = np.random.default_rng(seed)
-    hands_m = random_hands_m(rng, poses)
+def write_hands(root: Path, poses: int) -> Path:
+    """A FreiHAND of `poses` training poses, and its folder: skeletons on four shades of grey, and their labels."""
+    hands_m = random_hands_m(np.random.default_rng(0), poses)
     camera = np.array([[160.0, 0, 32], [0, 160, 32], [0, 0, 1]])
     (root / "training" / "rgb").mkdir(parents=True)
     for version in range(4):
@@ -54,6 +53,7 @@ def write_hands(root: Path, poses: int, seed: int = 0) -> None:
     labels = {"K": [camera.tolist()] * poses, "xyz": hands_m.tolist(), "scale": scale_m.tolist()}
     for key, rows in labels.items():
         (root / f"training_{key}.json").write_text(json.dumps(rows))
+    return root
 
 
 def settings(root: Path, out: Path, *overrides: str) -> list[str]:

@@ -26,12 +26,13 @@ TINY = (
 )  # fmt: skip
 
 
-def write_images(root: Path, count: int = 50) -> None:
-    """Enough images for four steps an epoch, with two to spare."""
+def write_images(root: Path, count: int = 50) -> Path:
+    """Their folder: enough images for four steps an epoch, with two to spare."""
     root.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for number in range(count):
         cv2.imwrite(str(root / f"{number:02}.jpg"), smooth_image(rng, 48, 48, 3))
+    return root
 
 
 def settings(images: Path, out: Path, *overrides: str) -> list[str]:
@@ -55,9 +56,7 @@ def plain_run(root: Path, world: World, *overrides: str) -> tuple[Run[Config], T
 
 def final_weights(out: Path, steps: int = STEPS) -> dict[str, torch.Tensor]:
     """The network of the newest checkpoint, which is the last step's."""
-    path = out / "checkpoints" / f"step_{steps:09d}.pt"
-    weights: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["network"]
-    return weights
+    return dict(torch.load(out / "checkpoints" / f"step_{steps:09d}.pt", weights_only=True)["network"])
 
 
 def rows_of(out: Path) -> list[dict[str, float]]:

@@ -47,8 +47,9 @@ def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
     return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
 
 
-def images(samples: int, side_px: int = SIDE_PX) -> Batch:
-    generator = torch.Generator().manual_seed(samples)
+def images(samples: int, side_px: int = SIDE_PX, seed: int = 0) -> Batch:
+    """All tensors of both views are others with each seed."""
+    generator = torch.Generator().manual_seed(samples + 1000 * seed)
 
     def view() -> View:
         angle_rad, scale = torch.rand(2, samples, generator=generator) + 0.5
@@ -56,7 +57,7 @@ def images(samples: int, side_px: int = SIDE_PX) -> Batch:
         shift = torch.rand(samples, 2, 1, generator=generator) * 0.2 - 0.1
         matrix = torch.cat([torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2), shift], dim=2)
         pixels = torch.randint(0, 256, (samples, 3, side_px, side_px), generator=generator, dtype=torch.uint8)
-        return View(pixels, matrix, matrix)
+        return View(pixels, matrix, SIDE_PX * matrix)
 
     row = torch.arange(samples)
     keypoints_px = torch.randn(samples, 3, 2, generator=generator).numpy()

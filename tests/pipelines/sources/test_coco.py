@@ -48,8 +48,7 @@ def changed(root: Path, entries: str = "annotations", **change: Any) -> None:
 
 def test_hands_are_as_they_were_annotated(root: Path) -> None:
     index = load_coco(DataConfig("coco", str(root)))
-    content = json.loads((root / "annotations.json").read_text())
-    for row, one in enumerate(content["annotations"]):
+    for row, one in enumerate(json.loads((root / "annotations.json").read_text())["annotations"]):
         labels = np.array(one["keypoints"]).reshape(21, 3)
         known = labels[:, 2] > 0
         np.testing.assert_array_equal(

@@ -125,9 +125,8 @@ def test_impossible_shares_say_what_to_change() -> None:
         micro_batch_share(8, 4, 0, 3)
 
 
-def test_without_torchrun_it_is_a_run_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.usefixtures("without_torchrun")
+def test_without_torchrun_it_is_a_run_of_one() -> None:
     world = described_world("cpu")
     with joined(world, 1.0):
         assert world == World()

@@ -4,8 +4,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +71,6 @@ def test_a_rank_that_does_not_come_ends_the_others(images: Path, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
-@contextmanager
-def silent_program() -> Iterator[int]:
-    """The port of a program that accepts connections and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
-
-
 def _join_at(port: int, began: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "1", "WORLD_SIZE": "2"}
     Path(began).write_text(str(time.time()))
@@ -87,9 +79,9 @@ def _join_at(port: int, began: str) -> None:
 
 
 def test_another_program_where_the_ranks_meet_ends_them(tmp_path: Path) -> None:
-    """Torch itself would wait forever."""
-    with silent_program() as port:
-        finish_without(-1, 1, _join_at, port, str(tmp_path / "began"), log=tmp_path / "log")
+    """It accepts connections and says nothing: torch itself would wait forever."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        finish_without(-1, 1, _join_at, server.getsockname()[1], str(tmp_path / "began"), log=tmp_path / "log")
     assert time.time() - float((tmp_path / "began").read_text()) < 2 + LATER_S
 
 

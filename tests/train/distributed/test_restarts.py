@@ -46,8 +46,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two ranks, with its images beside it."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     tiny_run.write_images(out.parent / "images")
-    words = pretraining(out.parent / "images", out)
-    ranks.run_ranks(1, ranks.torchrun, words, log=out.parent / "log")
+    ranks.run_ranks(1, ranks.torchrun, pretraining(out.parent / "images", out), log=out.parent / "log")
     return out
 
 
@@ -79,8 +78,7 @@ def test_a_run_that_lost_a_rank_ends_with_the_weights_of_one_that_did_not(
     except BaseException:
         ranks.kill([torchrun])
         raise
-    printed = ranks.finish([torchrun], log, timeout_s=400)
-    assert "resuming after step" in printed
+    assert "resuming after step" in ranks.finish([torchrun], log, timeout_s=400)
     ours, theirs = tiny_run.final_weights(out, steps), tiny_run.final_weights(undisturbed, steps)
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(undisturbed)

@@ -52,8 +52,7 @@ def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures of one bright blob on black, off the centre; the labels are those of hands."""
     import cv2
 
-    root = tmp_path_factory.mktemp("data") / "blobs"
-    tiny_hands.write_hands(root, 3)
+    root = tiny_hands.write_hands(tmp_path_factory.mktemp("data") / "blobs", 3)
     for number, file in enumerate(sorted((root / "training" / "rgb").iterdir())):
         picture = np.zeros((64, 64, 3), np.uint8)
         cv2.circle(picture, (35 - number % 5, 30), 4, (255, 255, 255), -1)

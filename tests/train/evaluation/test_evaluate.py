@@ -33,9 +33,7 @@ POSES = 20
 
 @pytest.fixture(scope="module")
 def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("hands") / "data"
-    tiny_hands.write_hands(root, POSES)
-    return root
+    return tiny_hands.write_hands(tmp_path_factory.mktemp("hands") / "data", POSES)
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +235,7 @@ def test_training_data_of_the_run_is_recognised(run: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("setting", ["data.part=evaluation", "data.0.part=evaluation", "data.source=dexter_object"])
 def test_parts_that_are_not_split_are_used_whole(setting: str, run: Path) -> None:
     """The run's own split is of its training part, and nobody asked for it here."""
-    loaded = load_pose_run(run)
-    (found,) = evaluation_config(loaded, [], [setting]).data
+    (found,) = evaluation_config(load_pose_run(run), [], [setting]).data
     assert found.split == "all"
     two = evaluation_config(changed(run, sources=2), [], ["data.1.part=evaluation"]).data
     assert [source.split for source in two] == ["val", "all"]

@@ -63,8 +63,7 @@ def scipy_aligned(predicted: Array, true: Array) -> Array:
     a, b = true - true.mean(0), predicted - predicted.mean(0)
     a_size, b_size = np.linalg.norm(a), np.linalg.norm(b)
     turn, scale = orthogonal_procrustes(a / a_size, b / b_size)
-    result: Array = b / b_size @ turn.T * scale * a_size + true.mean(0)
-    return result
+    return np.asarray(b / b_size @ turn.T * scale * a_size + true.mean(0))
 
 
 def umeyama(predicted: Array, true: Array) -> Array:
@@ -73,8 +72,7 @@ def umeyama(predicted: Array, true: Array) -> Array:
     u, d, vt = np.linalg.svd(target.T @ source / len(source))
     signs = np.array([1, 1, np.sign(np.linalg.det(u) * np.linalg.det(vt))])
     scale = (d * signs).sum() / (source**2).sum() * len(source)
-    result: Array = scale * source @ (u * signs @ vt).T + true.mean(0)
-    return result
+    return np.asarray(scale * source @ (u * signs @ vt).T + true.mean(0))
 
 
 @pytest.mark.parametrize("proper_rotation", [False, True])

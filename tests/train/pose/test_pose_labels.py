@@ -104,8 +104,7 @@ def test_the_hand_comes_back_from_its_targets(root: str, hands_m: npt.NDArray[np
 
 
 def test_a_given_scale_is_taken(hands_m: npt.NDArray[np.float64]) -> None:
-    given = np.full(COUNT, 0.5, np.float32)
-    assert (PoseLabels.of(labelled(hands_m, scale_m=given)).scale_m == 0.5).all()
+    assert (PoseLabels.of(labelled(hands_m, scale_m=np.full(COUNT, 0.5, np.float32))).scale_m == 0.5).all()
 
 
 def test_the_palm_stands_halfway_between_wrist_and_middle_mcp(hands_m: npt.NDArray[np.float64]) -> None:

@@ -4,6 +4,7 @@ import json
 import zlib
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -19,7 +20,7 @@ from peclr_dali.train.pose.predict import predict, read_intrinsics
 from peclr_dali.train.pose.predictions import read_predictions
 from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint, write_checkpoint
 from peclr_dali.train.runs.pictures import read_picture
-from tests.command_line import run_cli
+from tests.command_line import refusal, run_cli
 from tests.train.tiny_hands import untrained_run
 
 Pixels = npt.NDArray[np.uint8]
@@ -73,17 +74,13 @@ def test_every_kind_of_picture_gives_a_pose_and_a_drawing(run: Path, tmp_path: P
     assert (found["unit"], found["intrinsics_assumed"]) == ("reference_bone", True)
 
 
-def stop(done: int, total: int) -> None:
-    raise KeyboardInterrupt
-
-
 def test_a_stopped_call_leaves_what_it_has_and_the_next_one_replaces_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predict_file, "_BATCH", 8)
     words, out = [str(save_hand(tmp_path / f"{number}.png")) for number in range(10)], tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        predict(run, words, out, drawings=2, progress=stop)
+        predict(run, words, out, drawings=2, progress=Mock(side_effect=KeyboardInterrupt))
     found = read_predictions(out)
     assert [hand["image"] for hand in found["predictions"]] == words[:8]
     assert (found["complete"], found["hands_done"], found["hands"]) == (False, 8, 10)
@@ -238,8 +235,8 @@ def test_a_network_of_finite_weights_that_gives_nan_writes_nothing(
     write_checkpoint(tmp_path / "step_0.pt", 0, {key: saved[key] for key in saved if key not in ("format", "step")})
     hand = save_hand(tmp_path / "hand.png")
     before = sorted(tmp_path.iterdir())
-    assert run_cli("predict", str(tmp_path / "step_0.pt"), str(hand), "--out", str(tmp_path / "out")) == 2
-    assert "step_0.pt: gives keypoints that are NaN or infinite; use another" in capsys.readouterr().err
+    error = refusal(capsys, "predict", str(tmp_path / "step_0.pt"), str(hand), "--out", str(tmp_path / "out"))
+    assert "step_0.pt: gives keypoints that are NaN or infinite; use another" in error
     assert sorted(tmp_path.iterdir()) == before
 
 

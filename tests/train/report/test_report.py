@@ -76,8 +76,7 @@ class Page(HTMLParser):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of pre-training, two of fine-tuning, an evaluation that compares them, and predictions."""
     root = tmp_path_factory.mktemp("report")
-    hands = root / "hands"
-    tiny_hands.write_hands(hands, 20)
+    hands = tiny_hands.write_hands(root / "hands", 20)
     threads = torch.get_num_threads()
     settings = tiny_run.settings(hands, root / "pre", "data.source=freihand", "train.epochs=1")
     pretrain(load_config(Config, [], settings))

@@ -31,8 +31,7 @@ NAMES = [f"{number:02}.jpg" for number in range(50)]
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data") / "images"
-    tiny_run.write_images(root)
+    root = tiny_run.write_images(tmp_path_factory.mktemp("data") / "images")
     (root / NAMES[7]).write_bytes(b"")
     data = (root / NAMES[31]).read_bytes()
     (root / NAMES[31]).write_bytes(data[: data.index(b"\xff\xda") + 40])

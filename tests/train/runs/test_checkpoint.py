@@ -23,7 +23,7 @@ from peclr_dali.train.runs.checkpoint import (
     DamagedCheckpoint,
     load_checkpoint,
 )
-from tests.command_line import as_options, run_cli
+from tests.command_line import as_options, refusal, run_cli
 from tests.train import tiny_run
 
 
@@ -159,10 +159,6 @@ def test_wrong_content_is_reported_in_one_line(kind: str, tmp_path: Path, monkey
     assert not (tmp_path / "was_run").exists()
 
 
-def drop(key: str) -> Callable[[dict[str, Any]], None]:
-    return lambda saved: saved.pop(key)
-
-
 def replace(value: Any, *keys: Any) -> Callable[[dict[str, Any]], None]:
     def change(saved: dict[str, Any]) -> None:
         for key in keys[:-1]:
@@ -174,7 +170,7 @@ def replace(value: Any, *keys: Any) -> Callable[[dict[str, Any]], None]:
 
 
 SPOILT: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "no optimiser": (drop("optimizer"), "KeyError: 'optimizer'"),
+    "no optimiser": (lambda saved: saved.pop("optimizer"), "KeyError: 'optimizer'"),
     "other images": (replace([7], "images"), "is of a run on [7] images, and there are [50] now"),
     "tensor of another size": (replace(torch.zeros(7), "network", "projector.0.weight"), "projector.0.weight"),
 }
@@ -203,9 +199,6 @@ def test_a_run_is_not_resumed_from_wrong_content(
     saved = torch.load(tmp_path / "run" / STEP, weights_only=True)
     spoil(saved)
     torch.save(saved, tmp_path / "run" / STEP)
-    capsys.readouterr()
-    assert run_cli(*pretrain(run / "images", tmp_path / "run")) == 2
-    error = capsys.readouterr().err
+    error = refusal(capsys, *pretrain(run / "images", tmp_path / "run"))
     assert error.startswith(f"error: {tmp_path / 'run' / STEP} ")
-    assert error.count("\n") == 1
     assert words in error

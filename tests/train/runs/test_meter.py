@@ -50,9 +50,6 @@ class Loop:
         self.checkpointer.waited_s += save_s
         self.now_s += save_s
 
-    def rows(self) -> list[dict[str, float]]:
-        return [json.loads(line) for line in self.folder.metrics_file.read_text().splitlines()]
-
 
 def test_a_row_measures_its_steps_and_the_eta_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The eta's mean leaves out the first step, which compiles, and the pause of a validation."""
@@ -67,7 +64,7 @@ def test_a_row_measures_its_steps_and_the_eta_the_run(tmp_path: Path, monkeypatc
         meter.log_validation({"step": 4, "epe_px": 3.0})
         loop.step(0, 10)
         loop.step(0, 10)
-    first, second, third = loop.rows()
+    first, second, third = rows_of(tmp_path)
     assert (first["step"], first["epoch"], first["loss"], first["figure"]) == (2, 0.1, 1.0, 7.0)
     expected = {
         "images_per_s": (24 / 34, 24 / 8, 24 / 20),
@@ -87,7 +84,7 @@ def test_the_eta_after_the_first_step_is_from_that_step(tmp_path: Path, monkeypa
     loop = Loop(tmp_path, World(), monkeypatch, "run.log_every=1")
     with loop.meter:
         loop.step(1, 2)
-    assert [row["eta_s"] for row in loop.rows()] == [99 * 3]
+    assert [row["eta_s"] for row in rows_of(tmp_path)] == [99 * 3]
 
 
 class OfThree(World):
@@ -114,7 +111,7 @@ def test_the_slowest_rank_is_the_one_with_the_most_own_time_of_an_image(
     with loop.meter:
         loop.step(1, work_s)
         loop.step(1, work_s)
-    (row,) = loop.rows()
+    (row,) = rows_of(tmp_path)
     assert row["slowest_rank"] == slowest
     assert row["slowest_over_median"] == pytest.approx(over_median)
     assert row["wait_s_max"] == 1.0
@@ -130,7 +127,7 @@ def test_a_run_that_has_diverged_or_lost_its_folder_ends(tmp_path: Path, monkeyp
         loop.folder.config_file.unlink()
         with pytest.raises(MachineError, match="was removed or cannot be reached: stopped at step 4"):
             loop.step(1, 1)
-    assert loop.rows() == []
+    assert rows_of(tmp_path) == []
 
 
 @pytest.mark.usefixtures("narrow")
