@@ -51,8 +51,7 @@ def failures() -> Iterator[None]:
         click.echo(request.format_message())
         raise click.exceptions.Exit from request
     except click.UsageError as error:
-        command = CALL if error.ctx is None else error.ctx.command_path
-        fail(f"error: {error.format_message()} See '{command} --help'.")
+        fail(f"error: {error.format_message()} See '{error.ctx.command_path if error.ctx else CALL} --help'.")
     except UserError as error:
         fail(f"error: {error}", error.exit_code)
     except Interrupted as stop:

@@ -3,9 +3,7 @@
 This file imports neither torch nor DALI, since the configuration uses it.
 """
 
-import itertools
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, Literal
 
 Colour = tuple[int, int, int]
@@ -29,11 +27,6 @@ class Skeleton:
 
     def __len__(self) -> int:
         return len(self.keypoints)
-
-    @cached_property
-    def bones(self) -> tuple[tuple[int, int], ...]:
-        """The two ends of each bone, limb by limb."""
-        return tuple(bone for chain, _ in self.limbs for bone in itertools.pairwise(chain))
 
 
 THUMB_IN_ANATOMY: Final = {"thumb_mcp": "thumb_cmc", "thumb_pip": "thumb_mcp", "thumb_dip": "thumb_ip"}

@@ -20,10 +20,11 @@ from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
 ANNOTATIONS = "annotations.json"
 """The file to read if `data.annotations` is not set."""
 
-_MMPOSE_FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger")
 _MMPOSE = {
     f"{theirs}{number}": f"{ours}_{joint}"
-    for theirs, ours in zip(_MMPOSE_FINGERS, FINGERS, strict=True)
+    for theirs, ours in zip(
+        ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger"), FINGERS, strict=True
+    )
     for number, joint in enumerate(("mcp", "pip", "dip", "tip"), start=1)
 }
 """Names of keypoints in MMPose's datasets of hands, and ours."""

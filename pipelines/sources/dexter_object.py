@@ -30,9 +30,6 @@ TIPS = [HAND.keypoints.index(f"{finger}_tip") for finger in FINGERS]
 """Rows in `HAND.keypoints` of a line's first points: the fingertips from thumb to little finger. Then come the object's
 corners."""
 
-NOT_ANNOTATED_MM = 32001.0
-"""The depth of a point that is not annotated: the depth camera's value for no measurement."""
-
 COLOUR_K = np.array([[587.45209, 0, 325], [0, 600.67456, 249], [0, 0, 1]])
 """Camera matrix of the colour camera, in pixels of its 640 x 480 frames."""
 
@@ -121,5 +118,5 @@ def _tips_mm(file: Path) -> DoubleArray:
                 raise ValueError(f"line {number}: {line.strip()[:60]!r}")
             tips_mm.append(points[: len(TIPS)])
     tips = np.array(tips_mm).reshape(-1, len(TIPS), 3)
-    tips[(tips[..., 2] == NOT_ANNOTATED_MM) | (tips[..., 2] <= 0)] = np.nan
+    tips[(tips[..., 2] == 32001) | (tips[..., 2] <= 0)] = np.nan  # the depth camera's values for no measurement
     return tips

@@ -104,8 +104,7 @@ def probe(start: str | None, out: str | None, resume: "Resume", **options: Any) 
     config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, **options)
     from peclr_dali.train.probe import fit_read_out
 
-    folder = fit_read_out(config, resume)
-    say(f"{folder.checkpoints.latest()}")
+    say(f"{fit_read_out(config, resume).checkpoints.latest()}")
 
 
 def _resolve(

@@ -45,8 +45,7 @@ FREE_BETWEEN_RANKS = ("data.root", "pipelines", "train.threads")
 
 def to_dict(config: object) -> dict[str, Any]:
     """Nested tables of a configuration, without keys that are None, which TOML cannot express."""
-    tables: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json", exclude_none=True)
-    return tables
+    return dict(TypeAdapter(type(config)).dump_python(config, mode="json", exclude_none=True))
 
 
 def to_toml(config: Any) -> str:

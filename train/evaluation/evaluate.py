@@ -57,7 +57,7 @@ def evaluate(
     proper_rotation: bool,
     groups: str | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> tuple[list[Table], list[Path]]:
     """Measure a fine-tuned network, and write results and pictures; returns tables for the terminal, and the files.
 
@@ -150,7 +150,7 @@ def _estimate(
     crop: Crop,
     *,
     keep_images: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Poses:
     """The poses of all images of an index, by the boxes of the index or without them."""
     world = single_process(config.train.device)
@@ -182,8 +182,10 @@ def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index
         if "" in keys or not groups:
             raise ValueError(f"no such column, or no such text for {index.paths[keys.index('') if groups else 0]}")
     except (re.error, ValueError, ZeroDivisionError) as error:
-        expected = "expected a number of images, a column of the boxes file or a regular expression"
-        raise UserError(f"--groups {groups!r}: {error}; {expected}") from error
+        raise UserError(
+            f"--groups {groups!r}: {error}; expected a number of images, a column of the boxes file or a regular "
+            "expression"
+        ) from error
     return dataclasses.replace(index, group=np.unique(keys, return_inverse=True)[1])
 
 
@@ -205,8 +207,7 @@ def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> list[Path
             f"no hand for {len(missing)} of {len(joints_m)} images, the first is image {missing[0]}: its file, its "
             "camera matrix or its scale is missing. The leaderboard needs every image"
         )
-    vertices = [[0.0, 0.0, 0.0]] * 778  # vertices of MANO; only the mesh's metrics use them
-    content = [joints_m.tolist(), [vertices] * len(joints_m)]
+    content = [joints_m.tolist(), [[[0.0, 0.0, 0.0]] * 778] * len(joints_m)]  # MANO's vertices, for the mesh's metrics
     as_json, as_zip = (folder / name for name in SUBMISSION)
     write_text(as_json, json.dumps(content))
     with whole_file(as_zip) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

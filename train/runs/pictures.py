@@ -34,19 +34,15 @@ def draw_skeleton(image: Image, keypoints_px: npt.NDArray[np.floating], *, grey:
     shift = 4  # OpenCV draws at sixteenths of a pixel, with 0 at a pixel's centre
     thick = max(1, round(max(image.shape) / 200))
     known = np.isfinite(keypoints_px).all(axis=1)
-
-    def at(keypoint: int) -> tuple[int, int]:
-        x, y = np.rint((np.clip(keypoints_px[keypoint], -1e4, 1e4) - 0.5) * 2**shift).astype(int)
-        return int(x), int(y)
-
+    places = np.rint((np.nan_to_num(keypoints_px).clip(-1e4, 1e4) - 0.5) * 2**shift).astype(int).tolist()
     for chain, colour in (*HAND.limbs, ((0, 0), (255, 255, 255))):  # the wrist last, as a limb of length 0
         shown = colour if grey is None else (grey, grey, grey)
         for start, end in itertools.pairwise(chain):
             if known[start] and known[end]:
-                cv2.line(image, at(start), at(end), shown, thick, cv2.LINE_AA, shift)
+                cv2.line(image, places[start], places[end], shown, thick, cv2.LINE_AA, shift)
         for keypoint in chain[1:]:
             if known[keypoint]:
-                cv2.circle(image, at(keypoint), 2 * thick << shift, shown, cv2.FILLED, cv2.LINE_AA, shift)
+                cv2.circle(image, places[keypoint], 2 * thick << shift, shown, cv2.FILLED, cv2.LINE_AA, shift)
 
 
 def shown_side_px(side_px: int) -> int:
