@@ -65,5 +65,4 @@ order. "peclr" is the order of the authors' models ("ait" in PeCLR's code): all 
 
 def hand_rows(source: HandOrder, target: HandOrder) -> list[int]:
     """Rows that reorder a hand's keypoints from `source` to `target`: output row i is input row hand_rows[i]."""
-    place = {name: row for row, name in enumerate(_HAND_ORDERS[source])}
-    return [place[name] for name in _HAND_ORDERS[target]]
+    return [_HAND_ORDERS[source].index(name) for name in _HAND_ORDERS[target]]

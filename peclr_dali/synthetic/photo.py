@@ -39,8 +39,7 @@ def take_photo(rng: np.random.Generator, rendering: Rendering, intrinsics: Float
     picture *= 1.0 - front[..., 3:]
     picture += front[..., :3]
     picture *= np.float32(2.0 ** rng.normal(0.0, 0.2))
-    blurred = cv2.GaussianBlur(picture, (5, 5), float(rng.uniform(0.35, 0.85)))
-    return _develop(rng, np.asarray(blurred, dtype=np.float32))
+    return _develop(rng, np.asarray(cv2.GaussianBlur(picture, (5, 5), float(rng.uniform(0.35, 0.85))), np.float32))
 
 
 def _cast_shadow(coverage: Pixels, to_light: Floats) -> Pixels:

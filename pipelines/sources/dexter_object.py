@@ -90,8 +90,7 @@ def load_dexter_object(config: DataConfig) -> Index:
     keypoints_px = project_px(COLOUR_K, xyz_m)
     if boxes is None:
         box_px = squares_around(np.fmin.reduce(keypoints_px, axis=1), np.fmax.reduce(keypoints_px, axis=1))
-        least_px = LEAST_BOX_M * COLOUR_K[0, 0] / np.nanmean(xyz_m[..., 2], axis=1)
-        box_px[:, 2] = np.maximum(box_px[:, 2], least_px)
+        box_px[:, 2] = np.maximum(box_px[:, 2], LEAST_BOX_M * COLOUR_K[0, 0] / np.nanmean(xyz_m[..., 2], axis=1))
     else:
         box_px = boxes_of_images(boxes, paths)[kept]
     return Index(

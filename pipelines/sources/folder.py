@@ -57,9 +57,14 @@ def load_folder(config: DataConfig) -> Index:
     if unusable:
         log.warning("%s: %d images are used; left out: %s; %s", root, len(images), _counts(unusable), remedy)
     paths = sorted(images)
-    whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
     group = np.array([hash_of_name(path) for path in paths])  # so that a new image does not move the others
-    index = Index(name="/".join(root.absolute().parts[-2:]), root=root, paths=paths, box_px=whole, group=group)
+    index = Index(
+        name="/".join(root.absolute().parts[-2:]),
+        root=root,
+        paths=paths,
+        box_px=np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1)),
+        group=group,
+    )
     if config.box != "center":
         index = with_boxes(index, Path(config.box))
     return index.select(rows_of_split(index.groups, config.split))
@@ -110,8 +115,8 @@ def stored_images(root: Path, stems: Sequence[str]) -> list[str | None]:
     listed = set[str]()
     for folder in {stem.rpartition("/")[0] for stem in stems}:
         with suppress(OSError):
-            names = os.listdir(root / folder)  # noqa: PTH208  half the cost of iterdir
-            listed.update(os.path.join(folder, name) for name in names)  # noqa: PTH118
+            # Half the cost of iterdir.
+            listed.update(os.path.join(folder, name) for name in os.listdir(root / folder))  # noqa: PTH118, PTH208
     stored = [next((stem + ending for ending in ENDINGS if stem + ending in listed), None) for stem in stems]
     if not any(stored):
         raise UserError(

@@ -125,8 +125,11 @@ def _resolve(
     require_whole_micro_batches(config.train.batch, config.train.micro_batch)
     warmup, epochs = config.optim.warmup_epochs, config.train.epochs
     if warmup > epochs and is_main_rank():
-        only_rises = f"optim.warmup_epochs = {warmup:g} and train.epochs = {epochs}: the learning rate only rises"
-        say(f"{only_rises}. Set a shorter warm-up, or more epochs", err=True)
+        say(
+            f"optim.warmup_epochs = {warmup:g} and train.epochs = {epochs}: the learning rate only rises. Set a "
+            "shorter warm-up, or more epochs",
+            err=True,
+        )
     return config
 
 

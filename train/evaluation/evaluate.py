@@ -133,13 +133,12 @@ def evaluate(
     # In the order of their errors: not as joined sources, whose rows ascend.
     worst_images = dataclasses.replace(index, sources=()).select(rows)
     worst_poses = _estimate(run, config, worst_images, labels[rows], crop, keep_images=len(rows))
-    files_of_results = [folder / name for name in RESULTS]
-    metrics, table, curves, pictures = files_of_results
+    metrics, table, curves, pictures = (folder / name for name in RESULTS)
     write_text(metrics, json.dumps(content, indent=2) + "\n")
     report.save_poses(table, evaluation)
     report.save_pck(curves, curves_of)
     report.save_worst(pictures, evaluation, rows, worst_poses)
-    return tables, written + files_of_results
+    return tables, [*written, metrics, table, curves, pictures]
 
 
 def _estimate(

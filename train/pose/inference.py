@@ -25,8 +25,6 @@ from peclr_dali.train.steps.train_state import PRECISIONS
 Progress = Callable[[int, int], None]
 """Called with the number of images done and the number of all images."""
 
-FIRST_BOX_FRAC = 0.33
-"""Side of the first pass's box, which is in the middle of the image, over the image's longer side."""
 BOX_IN_VIEW = 0.7
 """Side of a box over the side of the view around it."""
 
@@ -205,9 +203,10 @@ def estimate_in_two_passes(
 ) -> Poses:
     """Estimate poses without the boxes of the index; arguments and result as in `estimate_poses`.
 
-    The first box is `FIRST_BOX_FRAC` of the image; the second is the rectangle around the predicted 2D keypoints, in
-    whole pixels of the first view. The box's longer side is `BOX_IN_VIEW` of the view's side; the view is black outside
-    the image, and images are not halved before they are warped. Left hands are mirrored in both views, as in training.
+    The first box is in the middle of the image, and its side is 0.33 of the image's longer side; the second is the
+    rectangle around the predicted 2D keypoints, in whole pixels of the first view. The box's longer side is
+    `BOX_IN_VIEW` of the view's side; the view is black outside the image, and images are not halved before they are
+    warped. Left hands are mirrored in both views, as in training.
 
     The authors' code counts pixels from the first pixel's centre. For the authors' networks
     (`pose.first_keypoint = "palm"`), this function does the same. For ours, it counts from the corner, as in training.
@@ -216,7 +215,7 @@ def estimate_in_two_passes(
     origin_px = 0.0 if config.pose.first_keypoint == "palm" else 0.5
     sizes_px = image_sizes_px(index.read, range(len(index)))[:, ::-1]  # width, height; 0 for what cannot be read
     middle = boxes_in_views(
-        sizes_px / 2, FIRST_BOX_FRAC * sizes_px.max(axis=1), index.mirrored, config.geometry.side_px, origin_px
+        sizes_px / 2, 0.33 * sizes_px.max(axis=1), index.mirrored, config.geometry.side_px, origin_px
     )
     index = dataclasses.replace(index, box_px=middle)
     first = estimate_poses(network, index, intrinsics, config, world, origin_px=origin_px, progress=progress)

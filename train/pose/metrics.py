@@ -351,5 +351,6 @@ def _weighted_metric(table: DoubleArray, weights: DoubleArray) -> DoubleArray:
     """The metric in each resample: (N, K) and (B, N) -> (B,). Keypoints without a value in a resample are left out."""
     known = ~np.isnan(table)
     totals, counts = weights @ np.where(known, table, 0), weights @ known.astype(np.float64)  # (B, K)
-    means, present = totals / counts.clip(min=1), np.count_nonzero(counts, axis=1)  # the total of no value is 0
+    means = totals / counts.clip(min=1)  # the total of no value is 0
+    present = np.count_nonzero(counts, axis=1)
     return np.where(present > 0, means.sum(axis=1) / present.clip(min=1), np.nan)

@@ -50,10 +50,11 @@ def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequ
 
 def save_predictions(path: Path, poses: Poses, labels: PoseLabels) -> None:
     """Write a sheet of held-out poses, see `pose_picture`."""
-    rows, depth = range(len(poses.images)), labels.in_metres
-    save_sheet(
-        path, [pose_picture(poses, row, labels, int(poses.samples[row]), depth=depth) for row in rows], columns=2
-    )
+    pictures = [
+        pose_picture(poses, row, labels, int(poses.samples[row]), depth=labels.in_metres)
+        for row in range(len(poses.images))
+    ]
+    save_sheet(path, pictures, columns=2)
 
 
 def pose_picture(poses: Poses, row: int, labels: PoseLabels, sample: int, *, depth: bool) -> Image:

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from peclr_dali.errors import UserError, printable
 from peclr_dali.parsing import regular
@@ -103,8 +102,8 @@ def log_axis(axis: Axes) -> None:
     axis.set_yscale("log")
     low, high = np.log10(axis.get_ylim())
     shown = "123456789" if high - low < 0.5 else "25" if high - low < 3 else ""  # more would overlap
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in shown else ""))
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in shown else "")
 
 
 def level_line(axes: Axes, y: float, words: str, colour: str) -> None:
@@ -155,6 +154,5 @@ def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, chance: tuple[
         loss.set_ylabel("loss")
         rank.plot(steps, [row["positive_rank"] for row in rows], color="#c0504d")
         log_axis(rank)
-        rank.set_ylabel("mean rank of the positive")
-        rank.set_xlabel("optimiser step")
+        rank.set(xlabel="optimiser step", ylabel="mean rank of the positive")
         save_figure(path, figure, dpi=130)
