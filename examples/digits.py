@@ -69,10 +69,9 @@ def draw(file: Path, results: dict[str, dict[int, float]]) -> None:
     axes = figure.subplots()
     for name, found in results.items():
         axes.plot(list(found), [100 * share for share in found.values()], "o-", label=name)
-    axes.set_xscale("log")
+    axes.set(xscale="log", ylim=(0, 100), xlabel="people whose photographs have labels", ylabel="digits told right [%]")
     axes.set_xticks(list(found), [str(count) for count in found])
     axes.minorticks_off()
-    axes.set(ylim=(0, 100), xlabel="people whose photographs have labels", ylabel="digits told right [%]")
     axes.grid(color="0.92")
     axes.legend(frameon=False, loc="lower right")
     file.parent.mkdir(parents=True, exist_ok=True)

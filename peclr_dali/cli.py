@@ -51,8 +51,7 @@ def failures() -> Iterator[None]:
         click.echo(request.format_message())
         raise click.exceptions.Exit from request
     except click.UsageError as error:
-        command = CALL if error.ctx is None else error.ctx.command_path
-        fail(f"error: {error.format_message()} See '{command} --help'.")
+        fail(f"error: {error.format_message()} See '{error.ctx.command_path if error.ctx else CALL} --help'.")
     except UserError as error:
         fail(f"error: {error}", error.exit_code)
     except Interrupted as stop:
@@ -103,16 +102,13 @@ class Commands(click.Group):
 
 def _end_joined_rank(end: BaseException) -> None:
     """End this process at once. Python's own steps would wait for threads of NCCL, which may wait for a lost rank."""
-    code = 1
-    if isinstance(end, SystemExit):
-        code = int(end.code or 0)
-    else:
+    if not isinstance(end, SystemExit):
         sys.excepthook(type(end), end, end.__traceback__)  # torch's, which names the rank in each line
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
-    os._exit(code)
+    os._exit(int(end.code or 0) if isinstance(end, SystemExit) else 1)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

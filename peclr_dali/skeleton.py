@@ -3,9 +3,7 @@
 This file imports neither torch nor DALI, since the configuration uses it.
 """
 
-import itertools
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, Literal
 
 Colour = tuple[int, int, int]
@@ -29,11 +27,6 @@ class Skeleton:
 
     def __len__(self) -> int:
         return len(self.keypoints)
-
-    @cached_property
-    def bones(self) -> tuple[tuple[int, int], ...]:
-        """The two ends of each bone, limb by limb."""
-        return tuple(bone for chain, _ in self.limbs for bone in itertools.pairwise(chain))
 
 
 THUMB_IN_ANATOMY: Final = {"thumb_mcp": "thumb_cmc", "thumb_pip": "thumb_mcp", "thumb_dip": "thumb_ip"}
@@ -72,5 +65,4 @@ order. "peclr" is the order of the authors' models ("ait" in PeCLR's code): all 
 
 def hand_rows(source: HandOrder, target: HandOrder) -> list[int]:
     """Rows that reorder a hand's keypoints from `source` to `target`: output row i is input row hand_rows[i]."""
-    place = {name: row for row, name in enumerate(_HAND_ORDERS[source])}
-    return [place[name] for name in _HAND_ORDERS[target]]
+    return [_HAND_ORDERS[source].index(name) for name in _HAND_ORDERS[target]]

@@ -99,13 +99,11 @@ def require_own_results(folder: Path, names: Sequence[str], *, force: bool) -> N
     """
     if force or not (there := [name for name in names if os.path.lexists(folder / name)]):
         return
-    try:
+    with suppress(OSError, ValueError):  # there is none, or it is not ours
         found = parse_json(regular(folder / names[0]).read_bytes())
-        ours = isinstance(found, dict) and "checkpoint" in found and bool(found.keys() & {"constants", "predictions"})
-    except (OSError, ValueError):  # there is none, or it is not ours
-        ours = False
-    if not ours:
-        raise UserError(
-            f"{folder / there[0]}: exists, and {folder} holds no results of this command. Name another folder with "
-            "--out, or replace them with --force"
-        )
+        if isinstance(found, dict) and "checkpoint" in found and found.keys() & {"constants", "predictions"}:
+            return
+    raise UserError(
+        f"{folder / there[0]}: exists, and {folder} holds no results of this command. Name another folder with "
+        "--out, or replace them with --force"
+    )

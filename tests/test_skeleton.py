@@ -31,11 +31,12 @@ def test_the_authors_order_equals_their_conversion() -> None:
 
 
 def test_a_hands_bones_are_a_tree_from_the_wrist_outward() -> None:
-    assert len(HAND.bones) == 20
-    assert {child for _, child in HAND.bones} == set(range(1, 21))
-    for parent, child in HAND.bones:
+    bones = [bone for limb, _ in HAND.limbs for bone in itertools.pairwise(limb)]
+    assert len(bones) == 20
+    assert {child for _, child in bones} == set(range(1, 21))
+    for parent, child in bones:
         finger, joint = HAND.keypoints[child].split("_")
         expected = {"mcp": "wrist", "pip": f"{finger}_mcp", "dip": f"{finger}_pip", "tip": f"{finger}_dip"}[joint]
         assert HAND.keypoints[parent] == expected
-    assert HAND.reference_bone in HAND.bones
+    assert HAND.reference_bone in bones
     assert [HAND.keypoints[row] for row in HAND.reference_bone] == ["middle_mcp", "middle_pip"]

@@ -50,11 +50,6 @@ LANDMARKS = ["wrist", *(f"{finger}_{joint}" for finger in FINGERS for joint in (
 
 COLUMNS = ["file", "x0", "y0", "x1", "y1", "hand", *(f"{name}_{axis}" for name in LANDMARKS for axis in "xy")]
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
-THUMBNAILS_AND_BIN = ("@eadir", "$recycle.bin")
-"""Folders, in small letters, that systems put among images."""
-
-BORDER = 0.5
-"""Border for the second look, as a share of the image's sides. The detector misses hands that fill the image."""
 
 _thread = threading.local()
 """Holds the detector of each thread."""
@@ -68,7 +63,8 @@ def images_under(root: Path) -> list[str]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if name[0] != "." and name.lower() not in THUMBNAILS_AND_BIN)
+        shown = [name for name in folders if name[0] != "." and name.lower() not in ("@eadir", "$recycle.bin")]
+        folders[:] = sorted(shown)  # without those that systems put among images: thumbnails and what was deleted
         images = [Path(folder, name) for name in files if name[0] != "." and name.lower().endswith(ENDINGS)]
         names += [image.relative_to(root).as_posix() for image in images if image.is_file()]
     return sorted(names)
@@ -88,12 +84,15 @@ def row_without_hand(name: str, why: str) -> list[str]:
 
 
 def rows_of(new_detector: Callable[[], Any], root: Path, name: str) -> list[list[str]]:
-    """The rows of an image, hands from left to right. Without a hand, it is searched again with a border around it."""
+    """The rows of an image, hands from left to right. Without a hand, it is searched again with a border around it.
+
+    The detector misses hands that fill the image.
+    """
     if not hasattr(_thread, "detector"):
         _thread.detector = new_detector()
     try:
         image = cv2.imdecode(np.fromfile(root / name, np.uint8), cv2.IMREAD_COLOR)  # applies the orientation
-        hands = [] if image is None else find_hands(image, 0) or find_hands(image, BORDER)
+        hands = [] if image is None else find_hands(image, 0) or find_hands(image, 0.5)
     except (OSError, cv2.error):
         image = None
     except RuntimeError:  # the detector has failed and stays so
@@ -116,7 +115,10 @@ def new_detector(confidence: float, hands: int) -> Any:
 
 
 def find_hands(image: np.ndarray, border: float) -> list[tuple[str, np.ndarray]]:
-    """The hands in an image (H, W, 3) BGR with a black border: "left" or "right", and landmarks (21, 2) in pixels."""
+    """The hands in an image (H, W, 3) BGR with a black border: "left" or "right", and landmarks (21, 2) in pixels.
+
+    `border` is a share of the image's sides.
+    """
     size_px = np.array(image.shape[1::-1])
     x_px, y_px = border_px = (border * size_px).astype(int)
     wide = cv2.copyMakeBorder(image, y_px, y_px, x_px, x_px, cv2.BORDER_CONSTANT)

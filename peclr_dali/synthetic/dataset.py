@@ -46,7 +46,6 @@ _LABELS = ("K", "xyz", "scale")
 # First word after the seed of every random stream, so that each kind of draw has its own stream.
 _SCENE_STREAM, _POSE_STREAM, _PLACE_STREAM, _PHOTO_STREAM = range(4)
 
-Annotation = dict[str, Any]
 Progress = Callable[[int, int], None]
 
 
@@ -94,7 +93,7 @@ def make_dataset(
     scenes: int = 40,
     varied: bool = False,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> None:
     """Render a dataset into `out`; finish it if an earlier call with the same arguments was interrupted.
 
@@ -136,19 +135,18 @@ def _claim(out: Path, recipe: Recipe) -> None:
         leftover.unlink()
 
 
-def _render_poses(out: Path, recipe: Recipe, workers: int, progress: Progress | None) -> None:
+def _render_poses(out: Path, recipe: Recipe, workers: int, progress: Progress) -> None:
     """Write the images of all poses in threads, and then their annotations. What is compiled runs without the GIL."""
     parts = parts_of(recipe)
     done, total = 0, sum(part.poses * part.versions for part in parts)
-    annotations: dict[str, list[Annotation]] = {part.name: [] for part in parts}
+    annotations: dict[str, list[dict[str, Any]]] = {part.name: [] for part in parts}
     pool = ThreadPoolExecutor(workers)
     try:
         for part in parts:
             for annotation in pool.map(_make_pose, repeat(out), repeat(recipe), repeat(part), range(part.poses)):
                 annotations[part.name].append(annotation)
                 done += part.versions
-                if progress is not None:
-                    progress(done, total)
+                progress(done, total)
     finally:
         pool.shutdown(cancel_futures=True)
     for name, entries in annotations.items():
@@ -162,7 +160,7 @@ def _render_poses(out: Path, recipe: Recipe, workers: int, progress: Progress | 
     write_text(out / _LAST, "\n".join(rows) + "\n")
 
 
-def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> Annotation:
+def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> dict[str, Any]:
     """Write the missing images of a pose; returns its annotations."""
     rng = np.random.default_rng([recipe.seed, _POSE_STREAM, part.number, pose])
     hand = draw_hand(rng, VARIED if recipe.varied else STUDIO)

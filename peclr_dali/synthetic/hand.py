@@ -12,8 +12,6 @@ from peclr_dali.synthetic.poses import Floats, HandShape, draw_pose, draw_shape,
 from peclr_dali.synthetic.surface import Paint, draw_paint
 
 SIDE_PX = 224
-# From the hand frame to a camera that sees the back of an upright hand.
-_FACING = np.diag([1.0, -1.0, -1.0])
 
 
 def project(points_m: Floats, intrinsics: Floats) -> Floats:
@@ -62,7 +60,8 @@ def draw_camera(rng: np.random.Generator, joints_m: Floats, variety: Variety) ->
     focal_x = focal * float(rng.uniform(0.997, 1.003))
     wanted_px = float(rng.uniform(*variety.wanted_px))
     centre_px = SIDE_PX / 2 + np.clip(rng.normal(0.0, 6.0, 2), -16.0, 16.0)
-    rotation = rotation_z(lean) @ rotation_x(tilt) @ _FACING @ rotation_y(turn)
+    # In the middle: from the hand frame to a camera that sees the back of an upright hand.
+    rotation = rotation_z(lean) @ rotation_x(tilt) @ np.diag([1.0, -1.0, -1.0]) @ rotation_y(turn)
     intrinsics = np.array([[focal_x, 0.0, SIDE_PX / 2], [0.0, focal, SIDE_PX / 2], [0.0, 0.0, 1.0]])
     turned = joints_m @ rotation.T
     translation = np.array([0.0, 0.0, 0.7])

@@ -28,9 +28,8 @@ class Light(NamedTuple):
 
 def shade(rendering: Rendering, light: Light, intrinsics: Floats) -> Pixels:
     """Light the rendering. Returns (H, W, 4): linear RGB multiplied by the coverage, then the coverage."""
-    height, width = rendering.depth_m.shape
-    picture = np.zeros((height, width, 4), np.float32)
-    _accumulate(rendering, intrinsics[[0, 1, 0, 1], [0, 1, 2, 2]], light, picture.reshape(height * width, 4))
+    picture = np.zeros((*rendering.depth_m.shape, 4), np.float32)
+    _accumulate(rendering, intrinsics[[0, 1, 0, 1], [0, 1, 2, 2]], light, picture.reshape(-1, 4))
     return picture
 
 

@@ -14,8 +14,9 @@ from peclr_dali.synthetic.surface import to_linear
 _LEVELS = 4096
 _LINEAR = to_linear(np.arange(256) / 255.0).astype(np.float32)
 _linear = np.arange(_LEVELS) / (_LEVELS - 1)
-_display = np.where(_linear <= 0.0031308, 12.92 * _linear, 1.055 * _linear ** (1 / 2.4) - 0.055)
-_DISPLAY = (255 * _display).astype(np.float32)
+_DISPLAY = np.asarray(
+    255 * np.where(_linear <= 0.0031308, 12.92 * _linear, 1.055 * _linear ** (1 / 2.4) - 0.055), np.float32
+)
 
 
 def take_photo(rng: np.random.Generator, rendering: Rendering, intrinsics: Floats, scene: Scene) -> bytes:
@@ -25,8 +26,7 @@ def take_photo(rng: np.random.Generator, rendering: Rendering, intrinsics: Float
     """
     front = shade(rendering, scene.light, intrinsics)
     zoom = float(rng.uniform(0.7, 1.1))
-    room = max(SCENE_PX - SIDE_PX / zoom, 0.0)
-    left, top = rng.uniform(0, room, 2)
+    left, top = rng.uniform(0, max(SCENE_PX - SIDE_PX / zoom, 0.0), 2)
     matrix = np.array([[zoom, 0.0, -left * zoom], [0.0, zoom, -top * zoom]])
     crop = cv2.warpAffine(scene.picture, matrix, (SIDE_PX, SIDE_PX), borderMode=cv2.BORDER_REFLECT_101)
     picture: Pixels = np.asarray(_LINEAR[crop])
@@ -39,8 +39,7 @@ def take_photo(rng: np.random.Generator, rendering: Rendering, intrinsics: Float
     picture *= 1.0 - front[..., 3:]
     picture += front[..., :3]
     picture *= np.float32(2.0 ** rng.normal(0.0, 0.2))
-    blurred = cv2.GaussianBlur(picture, (5, 5), float(rng.uniform(0.35, 0.85)))
-    return _develop(rng, np.asarray(blurred, dtype=np.float32))
+    return _develop(rng, np.asarray(cv2.GaussianBlur(picture, (5, 5), float(rng.uniform(0.35, 0.85))), np.float32))
 
 
 def _cast_shadow(coverage: Pixels, to_light: Floats) -> Pixels:
@@ -98,7 +97,6 @@ def _develop(rng: np.random.Generator, linear: Pixels) -> bytes:
     linear = np.minimum(linear, np.float32(0.7)) + np.float32(0.3) * over / (over + np.float32(0.3))
     level = (np.clip(linear, 0.0, 1.0) * np.float32(_LEVELS - 1)).astype(np.uint16)
     picture: NDArray[np.uint8] = np.round(_DISPLAY[level]).astype(np.uint8)
-    quality = int(rng.integers(70, 97))
-    written, data = cv2.imencode(".jpg", picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
+    written, data = cv2.imencode(".jpg", picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(70, 97))])
     assert written
     return data.tobytes()

@@ -69,10 +69,8 @@ rotation_x, rotation_y, rotation_z = (partial(_rotation, axis) for axis in range
 
 def _frame(along: tuple[float, float, float], dorsal: tuple[float, float, float]) -> Floats:
     """Rotation with columns (side, along, dorsal), `dorsal` made orthogonal to `along`."""
-    y = np.asarray(along, dtype=np.float64)
-    y /= np.linalg.norm(y)
-    z = np.asarray(dorsal, dtype=np.float64)
-    z -= y * float(z @ y)
+    y = np.array(along) / np.linalg.norm(along)
+    z = np.array(dorsal) - y * float(y @ dorsal)
     z /= np.linalg.norm(z)
     return np.stack([np.cross(y, z), y, z], axis=1)
 
@@ -223,11 +221,8 @@ def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> Pos
 
 def _loosening(rng: np.random.Generator) -> Floats:
     """Deviation from a gesture, radians (5, 4): neighbouring fingers move together, the last two joints too."""
-    together = rng.normal(0.0, 7.0)
-    along_hand = np.convolve(rng.normal(0.0, 9.0, DIGITS + 2), [0.35, 0.6, 0.35], mode="valid")
-    curl = together + along_hand
-    noise = rng.normal(0.0, 1.0, (DIGITS, 4))
-    delta = curl[:, None] * [0.0, 0.8, 1.0, 0.6] + noise * [2.5, 5.0, 5.0, 3.0]
+    curl = rng.normal(0.0, 7.0) + np.convolve(rng.normal(0.0, 9.0, DIGITS + 2), [0.35, 0.6, 0.35], mode="valid")
+    delta = curl[:, None] * [0.0, 0.8, 1.0, 0.6] + rng.normal(0.0, 1.0, (DIGITS, 4)) * [2.5, 5.0, 5.0, 3.0]
     # The thumb's saddle joint has a quarter of a finger joint's range.
     delta[0, :2] = rng.normal(0.0, 5.0, 2)
     return np.deg2rad(delta)

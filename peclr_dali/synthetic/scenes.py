@@ -40,8 +40,7 @@ def draw_scene(rng: np.random.Generator) -> Scene:
     kind = int(rng.integers(len(kinds)))
     canvas = kinds[kind](rng)
     near = kind in (3, 4, 5)
-    defocus = float(rng.uniform(0.4, 1.4) if near else rng.uniform(0.8, 3.5))
-    canvas = _blurred(canvas, defocus)
+    canvas = _blurred(canvas, float(rng.uniform(0.4, 1.4) if near else rng.uniform(0.8, 3.5)))
     azimuth, height = float(rng.uniform(-np.pi, np.pi)), float(rng.uniform(0.1, 1.2))
     # Light comes from the camera's side of the hand, from above more often than from below.
     direction = np.array([np.cos(azimuth) * np.cos(height), np.sin(azimuth) * np.cos(height), -np.sin(height)])
@@ -109,8 +108,7 @@ def _wood(rng: np.random.Generator) -> Pixels:
     grain = _noise(rng, (int(rng.integers(2, 5)), 40), 3)
     rings = np.sin(14.0 * _noise(rng, (2, 9), 2) + 9.0 * grain) * 0.5 + 0.5
     dark = _colour(rng, 0.2, 0.5, 0.1) * np.array([1.15, 0.9, 0.65])
-    wood = dark * (0.85 + 0.75 * rings[..., None] * 0.35 + 0.10 * grain[..., None])
-    boards = wood.astype(np.float32)
+    boards = (dark * (0.85 + 0.75 * rings[..., None] * 0.35 + 0.10 * grain[..., None])).astype(np.float32)
     width = int(rng.integers(40, 120))
     for left in range(0, SCENE_PX, width):
         boards[:, left : left + width] *= np.float32(rng.uniform(0.85, 1.15))
@@ -214,9 +212,8 @@ def _outdoors(rng: np.random.Generator) -> Pixels:
     below = (np.arange(SCENE_PX)[:, None] > tops[None, :] + 14 * leaves)[..., None]
     canvas = np.where(below, np.clip(foliage, 0.02, 1), canvas).astype(np.float32)
     ground = float(rng.uniform(0.65, 1.0)) * SCENE_PX
-    soil = _colour(rng, 0.25, 0.6, 0.25)
-    textured = soil * (1.0 + 0.25 * _noise(rng, (24, 10), 4)[..., None])
-    canvas[int(ground) :] = textured[int(ground) :]
+    soil = _colour(rng, 0.25, 0.6, 0.25) * (1.0 + 0.25 * _noise(rng, (24, 10), 4)[..., None])
+    canvas[int(ground) :] = soil[int(ground) :]
     return np.clip(canvas, 0, 1)
 
 

@@ -55,8 +55,9 @@ def read_source(config: DataConfig) -> Index:
     try:
         index: Index = pkgutil.resolve_name(SOURCES[config.source])(config)
     except OSError as error:
-        found = f"{error.filename or config.root}: {error.strerror or error}"
-        raise UserError(f"{found}. Check the path and its permissions") from error
+        raise UserError(
+            f"{error.filename or config.root}: {error.strerror or error}. Check the path and its permissions"
+        ) from error
     chosen = np.arange(len(index))
     if config.bad_list is not None:
         chosen = rows_not_listed(index, Path(config.bad_list))

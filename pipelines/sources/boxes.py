@@ -127,8 +127,7 @@ def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> B
                     "several hands in an image, write left or right in a column 'hand' and set data.source = 'folder'."
                 )
             boxed.add(image)
-            labels = {label: _numbers(row, label) for label in row.labels}
-            boxes[key] = row._replace(edges=edges_px, labels=labels)
+            boxes[key] = row._replace(edges=edges_px, labels={label: _numbers(row, label) for label in row.labels})
     if not boxes:
         found = absent[0] if absent else f"{file}: holds no box"
         raise UserError(
@@ -213,8 +212,10 @@ def _numbers(row: _Row, label: str) -> FloatArray:
         return np.full(len(cells), np.nan, np.float32)
     values = as_numbers(cells)
     if values is None or not (np.abs(values) < 1e7).all():  # landmarks lie in the image or near it
-        expected = f"{len(cells)} numbers in {columns[0]} to {columns[-1]}"
-        raise UserError(f"{row.place}: {str(list(cells))[:80]}; expected {expected}. Mend it.")
+        raise UserError(
+            f"{row.place}: {str(list(cells))[:80]}; expected {len(cells)} numbers in {columns[0]} to {columns[-1]}. "
+            "Mend it."
+        )
     return values.astype(np.float32)
 
 

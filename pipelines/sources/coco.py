@@ -20,10 +20,11 @@ from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
 ANNOTATIONS = "annotations.json"
 """The file to read if `data.annotations` is not set."""
 
-_MMPOSE_FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger")
 _MMPOSE = {
     f"{theirs}{number}": f"{ours}_{joint}"
-    for theirs, ours in zip(_MMPOSE_FINGERS, FINGERS, strict=True)
+    for theirs, ours in zip(
+        ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger"), FINGERS, strict=True
+    )
     for number, joint in enumerate(("mcp", "pip", "dip", "tip"), start=1)
 }
 """Names of keypoints in MMPose's datasets of hands, and ours."""
@@ -84,8 +85,13 @@ def load_coco(config: DataConfig) -> Index:
 def _numbers(place: str, entry: dict[str, Any]) -> tuple[DoubleArray, DoubleArray]:
     """The keypoints (21, 3) of an annotation, x, y and visibility, and its box (4,), zeros if it has none."""
     keypoints, bbox = as_numbers(entry.get("keypoints")), as_numbers(entry.get("bbox") or [0, 0, 0, 0])
-    sound = keypoints is not None and keypoints.shape == (3 * len(HAND),) and np.isfinite(keypoints).all()
-    if keypoints is None or bbox is None or not sound or bbox.shape != (4,):
+    if (
+        keypoints is None
+        or keypoints.shape != (3 * len(HAND),)
+        or not np.isfinite(keypoints).all()
+        or bbox is None
+        or bbox.shape != (4,)
+    ):
         raise UserError(
             f"{place}: keypoints are {str(entry.get('keypoints'))[:80]}; expected {3 * len(HAND)} finite numbers, and "
             "4 in bbox. Mend it, remove it, or use a file with keypoints of hands alone."

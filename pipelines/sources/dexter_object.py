@@ -30,9 +30,6 @@ TIPS = [HAND.keypoints.index(f"{finger}_tip") for finger in FINGERS]
 """Rows in `HAND.keypoints` of a line's first points: the fingertips from thumb to little finger. Then come the object's
 corners."""
 
-NOT_ANNOTATED_MM = 32001.0
-"""The depth of a point that is not annotated: the depth camera's value for no measurement."""
-
 COLOUR_K = np.array([[587.45209, 0, 325], [0, 600.67456, 249], [0, 0, 1]])
 """Camera matrix of the colour camera, in pixels of its 640 x 480 frames."""
 
@@ -93,8 +90,7 @@ def load_dexter_object(config: DataConfig) -> Index:
     keypoints_px = project_px(COLOUR_K, xyz_m)
     if boxes is None:
         box_px = squares_around(np.fmin.reduce(keypoints_px, axis=1), np.fmax.reduce(keypoints_px, axis=1))
-        least_px = LEAST_BOX_M * COLOUR_K[0, 0] / np.nanmean(xyz_m[..., 2], axis=1)
-        box_px[:, 2] = np.maximum(box_px[:, 2], least_px)
+        box_px[:, 2] = np.maximum(box_px[:, 2], LEAST_BOX_M * COLOUR_K[0, 0] / np.nanmean(xyz_m[..., 2], axis=1))
     else:
         box_px = boxes_of_images(boxes, paths)[kept]
     return Index(
@@ -121,5 +117,5 @@ def _tips_mm(file: Path) -> DoubleArray:
                 raise ValueError(f"line {number}: {line.strip()[:60]!r}")
             tips_mm.append(points[: len(TIPS)])
     tips = np.array(tips_mm).reshape(-1, len(TIPS), 3)
-    tips[(tips[..., 2] == NOT_ANNOTATED_MM) | (tips[..., 2] <= 0)] = np.nan
+    tips[(tips[..., 2] == 32001) | (tips[..., 2] <= 0)] = np.nan  # the depth camera's values for no measurement
     return tips

@@ -2,8 +2,9 @@
 
 import logging
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -49,14 +50,21 @@ def load_folder(config: DataConfig) -> Index:
     if _BROKEN_LINK in others:
         remedy += f", mend or remove broken links ('find {root} -xtype l' lists them)"
     if not images:
-        missing = f"no {', '.join(IMAGE_ENDINGS)} files in it or below it"
-        raise UserError(f"{root}: {missing}; found {_counts(others) or 'nothing'}. Check the path, {remedy}.")
+        raise UserError(
+            f"{root}: no {', '.join(IMAGE_ENDINGS)} files in it or below it; found {_counts(others) or 'nothing'}. "
+            f"Check the path, {remedy}."
+        )
     if unusable:
         log.warning("%s: %d images are used; left out: %s; %s", root, len(images), _counts(unusable), remedy)
     paths = sorted(images)
-    whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
     group = np.array([hash_of_name(path) for path in paths])  # so that a new image does not move the others
-    index = Index(name="/".join(root.absolute().parts[-2:]), root=root, paths=paths, box_px=whole, group=group)
+    index = Index(
+        name="/".join(root.absolute().parts[-2:]),
+        root=root,
+        paths=paths,
+        box_px=np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1)),
+        group=group,
+    )
     if config.box != "center":
         index = with_boxes(index, Path(config.box))
     return index.select(rows_of_split(index.groups, config.split))
@@ -101,23 +109,15 @@ def files_under(root: Path, endings: tuple[str, ...]) -> tuple[list[str], Counte
 def stored_images(root: Path, stems: Sequence[str]) -> list[str | None]:
     """For each path without its ending: the path of the image that exists, or None.
 
-    One folder's listing is in memory at a time.
-
     Raises:
         UserError: none exists.
     """
-    rows_of = defaultdict[str, list[tuple[int, str]]](list)
-    for row, stem in enumerate(stems):
-        rows_of[stem.rpartition("/")[0]].append((row, stem))
-    stored: list[str | None] = [None] * len(stems)
-    for folder, rows in rows_of.items():
-        try:
-            within = f"{folder}/" if folder else ""
-            listing = {within + name for name in os.listdir(root / folder)}  # noqa: PTH208  half the cost of iterdir
-        except OSError:
-            continue
-        for row, stem in rows:
-            stored[row] = next((stem + ending for ending in ENDINGS if stem + ending in listing), None)
+    listed = set[str]()
+    for folder in {stem.rpartition("/")[0] for stem in stems}:
+        with suppress(OSError):
+            # Half the cost of iterdir.
+            listed.update(os.path.join(folder, name) for name in os.listdir(root / folder))  # noqa: PTH118, PTH208
+    stored = [next((stem + ending for ending in ENDINGS if stem + ending in listed), None) for stem in stems]
     if not any(stored):
         raise UserError(
             f"{root}: none of {len(stems)} images exists; the first would be {stems[0]}.png (or .jpg). Unpack or fetch "

@@ -124,13 +124,12 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
     labels = {}
     for name, (_, shape) in _LABELS.items():
         file = root / f"{part}_{name}.json"
-        if not file.exists():
-            continue
-        rows = read_json_array(file, shape)
-        if len(rows) * backgrounds != images:
-            raise UserError(
-                f"{file}: labels for {len(rows)} poses, but {root / part / 'rgb'} has {images} images; expected "
-                f"{backgrounds} for each pose, {len(rows) * backgrounds} in all. Use labels and images of one set."
-            )
-        labels[name] = rows
+        if file.exists():
+            labels[name] = read_json_array(file, shape)
+            poses = len(labels[name])
+            if poses * backgrounds != images:
+                raise UserError(
+                    f"{file}: labels for {poses} poses, but {root / part / 'rgb'} has {images} images; expected "
+                    f"{backgrounds} for each pose, {poses * backgrounds} in all. Use labels and images of one set."
+                )
     return labels

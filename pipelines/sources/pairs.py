@@ -74,8 +74,10 @@ def _read_pairs(file: Path, index: Index) -> tuple[Partners, str]:
                 pairs.append((first, second))
     where = f"in {file}"
     if left_out:
-        count = f"{len(left_out)} of {len(left_out) + len(pairs)}"
-        where += f": {count} pairs are not of two hands that are used, the first is in {left_out[0]}"
+        where += (
+            f": {len(left_out)} of {len(left_out) + len(pairs)} pairs are not of two hands that are used, the first is "
+            f"in {left_out[0]}"
+        )
         _log.warning("Partners %s", where)
     return of_pairs(np.unique(np.array(pairs, np.int64).reshape(-1, 2), axis=0), len(index)), where
 

@@ -79,8 +79,7 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     index = load_index(config.data)
     count = min(samples, len(index))
     batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
-    order = build_order(index, batch=batch, seed=config.run.seed)
-    schedule = Schedule(order, batch, range(count), last_step=1)
+    schedule = Schedule(build_order(index, batch=batch, seed=config.run.seed), batch, range(count), last_step=1)
     with build_loader(index, schedule, config.pipelines, config.augmentation, device=torch.device("cpu")) as loader:
         save_views(out, next(iter(loader)), index, samples=count)
     say(f"{out}")

@@ -90,9 +90,7 @@ def workers_option(text: str) -> Callable[[F], F]:
     )
 
 
-def force_option(command: F) -> F:
-    """Add `--force`."""
-    return click.option("--force", is_flag=True, help="Replace files that are there already.")(command)
+force_option = click.option("--force", is_flag=True, help="Replace files that are there already.")
 
 
 def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> "Config":

@@ -85,20 +85,20 @@ def evaluate(
         say(f"{file}")
 
 
-BoxPx = tuple[float, float, float, float]
-"""Left, upper, right and lower edge in pixels."""
-
-
-def box_option(context: click.Context, parameter: click.Parameter, text: str | None) -> Path | BoxPx | None:
-    """Read `--box`: the path of a file of boxes, or a box."""
+def box_option(context: click.Context, parameter: click.Parameter, text: str | None) -> Path | Sequence[float] | None:
+    """Read `--box`: the path of a file of boxes, or a box's left, upper, right and lower edge in pixels."""
     if text is None or text.lower().endswith((".csv", ".json")):
         return None if text is None else Path(text)
     with suppress(ValueError):
         x0, y0, x1, y1 = map(float, text.split(","))
         if -1e6 <= x0 < x1 <= 1e6 and -1e6 <= y0 < y1 <= 1e6:
             return x0, y0, x1, y1
-    expected = "x0,y0,x1,y1 in pixels with x0 < x1 and y0 < y1, such as 40,30,180,170, or a .csv or .json file"
-    raise click.BadParameter(f"{text!r}: expected {expected}.", context, parameter)
+    raise click.BadParameter(
+        f"{text!r}: expected x0,y0,x1,y1 in pixels with x0 < x1 and y0 < y1, such as 40,30,180,170, or a .csv or .json "
+        "file.",
+        context,
+        parameter,
+    )
 
 
 @click.command()
@@ -132,7 +132,12 @@ def box_option(context: click.Context, parameter: click.Parameter, text: str | N
 )
 @force_option
 def predict(
-    run: Path, images: Sequence[str], out: Path, box: Path | BoxPx | None, scale_m: float | None, **options: Any
+    run: Path,
+    images: Sequence[str],
+    out: Path,
+    box: Path | Sequence[float] | None,
+    scale_m: float | None,
+    **options: Any,
 ) -> None:
     """Predict the pose in each IMAGE with a fine-tuned RUN.
 

@@ -104,8 +104,7 @@ def probe(start: str | None, out: str | None, resume: "Resume", **options: Any) 
     config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, **options)
     from peclr_dali.train.probe import fit_read_out
 
-    folder = fit_read_out(config, resume)
-    say(f"{folder.checkpoints.latest()}")
+    say(f"{fit_read_out(config, resume).checkpoints.latest()}")
 
 
 def _resolve(
@@ -126,8 +125,11 @@ def _resolve(
     require_whole_micro_batches(config.train.batch, config.train.micro_batch)
     warmup, epochs = config.optim.warmup_epochs, config.train.epochs
     if warmup > epochs and is_main_rank():
-        only_rises = f"optim.warmup_epochs = {warmup:g} and train.epochs = {epochs}: the learning rate only rises"
-        say(f"{only_rises}. Set a shorter warm-up, or more epochs", err=True)
+        say(
+            f"optim.warmup_epochs = {warmup:g} and train.epochs = {epochs}: the learning rate only rises. Set a "
+            "shorter warm-up, or more epochs",
+            err=True,
+        )
     return config
 
 

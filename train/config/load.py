@@ -45,8 +45,7 @@ FREE_BETWEEN_RANKS = ("data.root", "pipelines", "train.threads")
 
 def to_dict(config: object) -> dict[str, Any]:
     """Nested tables of a configuration, without keys that are None, which TOML cannot express."""
-    tables: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json", exclude_none=True)
-    return tables
+    return dict(TypeAdapter(type(config)).dump_python(config, mode="json", exclude_none=True))
 
 
 def to_toml(config: Any) -> str:
@@ -89,8 +88,7 @@ def first_difference(before: object, after: object) -> str | None:
 def first_different_key(one: Mapping[str, Any], other: Mapping[str, Any], free: Container[str]) -> str | None:
     """The first dotted key whose values differ, unless the key or its table is in `free`; None if there is none."""
     for key in sorted(one.keys() | other.keys(), key=lambda key: (not key.endswith(".name"), key)):  # names explain
-        is_free = without_numbers(key) in free or key.split(".")[0] in free
-        if not is_free and one.get(key) != other.get(key):
+        if one.get(key) != other.get(key) and without_numbers(key) not in free and key.split(".")[0] not in free:
             return key
     return None
 

@@ -55,8 +55,7 @@ class Evaluation:
         """The metrics with their intervals over the groups of the index, cut to what a metric can be."""
         intervals = confidence_intervals(self.errors.tables, groups=self.index.group)
         for name, (value, low, high) in intervals.items():
-            most = np.inf if METRICS[name].unit else 1.0
-            intervals[name] = Interval(value, max(low, 0.0), min(high, most))
+            intervals[name] = Interval(value, max(low, 0.0), min(high, np.inf if METRICS[name].unit else 1.0))
         return intervals
 
     def minus(self, other: "Evaluation") -> dict[str, Interval]:
@@ -131,8 +130,7 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
     sources = tuple(
         replace(source, box_margin=margins.get(_place(source)[:2], run.box_margin)) for source in config.data
     )
-    network = run.config
-    return replace(config, data=sources, geometry=network.geometry, pose=network.pose, encoder=network.encoder)
+    return replace(config, data=sources, geometry=run.config.geometry, pose=run.config.pose, encoder=run.config.encoder)
 
 
 def _place(data: DataConfig) -> tuple[str, Path, str | None]:
@@ -154,9 +152,8 @@ def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
 def evaluation_constants(index: Index, labels: PoseLabels) -> dict[str, dict[str, float]]:
     """The metrics of each of `CONSTANTS` that the labels allow, by name."""
     constants = {}
-    known_px = np.isfinite(labels.keypoints_px).all(axis=2)
     placed_px = mean_keypoints_px(index, labels)
-    known_px &= np.isfinite(placed_px).all(axis=2)
+    known_px = np.asarray(np.isfinite(labels.keypoints_px + placed_px).all(axis=2))
     if known_px.any():
         error_px = pixel_errors(placed_px, labels.keypoints_px, valid=known_px)
         constants["mean_keypoints"] = {"epe_px": metric_of(error_px)}

@@ -57,7 +57,7 @@ def evaluate(
     proper_rotation: bool,
     groups: str | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> tuple[list[Table], list[Path]]:
     """Measure a fine-tuned network, and write results and pictures; returns tables for the terminal, and the files.
 
@@ -133,13 +133,12 @@ def evaluate(
     # In the order of their errors: not as joined sources, whose rows ascend.
     worst_images = dataclasses.replace(index, sources=()).select(rows)
     worst_poses = _estimate(run, config, worst_images, labels[rows], crop, keep_images=len(rows))
-    files_of_results = [folder / name for name in RESULTS]
-    metrics, table, curves, pictures = files_of_results
+    metrics, table, curves, pictures = (folder / name for name in RESULTS)
     write_text(metrics, json.dumps(content, indent=2) + "\n")
     report.save_poses(table, evaluation)
     report.save_pck(curves, curves_of)
     report.save_worst(pictures, evaluation, rows, worst_poses)
-    return tables, written + files_of_results
+    return tables, [*written, metrics, table, curves, pictures]
 
 
 def _estimate(
@@ -150,7 +149,7 @@ def _estimate(
     crop: Crop,
     *,
     keep_images: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Poses:
     """The poses of all images of an index, by the boxes of the index or without them."""
     world = single_process(config.train.device)
@@ -182,8 +181,10 @@ def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index
         if "" in keys or not groups:
             raise ValueError(f"no such column, or no such text for {index.paths[keys.index('') if groups else 0]}")
     except (re.error, ValueError, ZeroDivisionError) as error:
-        expected = "expected a number of images, a column of the boxes file or a regular expression"
-        raise UserError(f"--groups {groups!r}: {error}; {expected}") from error
+        raise UserError(
+            f"--groups {groups!r}: {error}; expected a number of images, a column of the boxes file or a regular "
+            "expression"
+        ) from error
     return dataclasses.replace(index, group=np.unique(keys, return_inverse=True)[1])
 
 
@@ -205,8 +206,7 @@ def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> list[Path
             f"no hand for {len(missing)} of {len(joints_m)} images, the first is image {missing[0]}: its file, its "
             "camera matrix or its scale is missing. The leaderboard needs every image"
         )
-    vertices = [[0.0, 0.0, 0.0]] * 778  # vertices of MANO; only the mesh's metrics use them
-    content = [joints_m.tolist(), [vertices] * len(joints_m)]
+    content = [joints_m.tolist(), [[[0.0, 0.0, 0.0]] * 778] * len(joints_m)]  # MANO's vertices, for the mesh's metrics
     as_json, as_zip = (folder / name for name in SUBMISSION)
     write_text(as_json, json.dumps(content))
     with whole_file(as_zip) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

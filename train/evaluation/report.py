@@ -12,7 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from peclr_dali.errors import printable
 from peclr_dali.pipelines.arrays import IntArray
@@ -95,12 +95,15 @@ def table_of(
     signed: bool = False,
 ) -> Table:
     """A table of the metrics with their intervals, and with those of constant predictions, for the terminal."""
-    table = Table(title=escape(printable(title)), title_justify="left", title_style="bold")
-    table.add_column("metric")
-    table.add_column("value", justify="right")
-    table.add_column("95 % interval", justify="right")
-    if constants:
-        table.add_column("constant predictions")
+    table = Table(
+        "metric",
+        Column("value", justify="right"),
+        Column("95 % interval", justify="right"),
+        *(["constant predictions"] if constants else []),
+        title=escape(printable(title)),
+        title_justify="left",
+        title_style="bold",
+    )
     sign = "+" if signed else ""
     for name, interval in intervals.items():
         low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
@@ -141,10 +144,7 @@ def save_pck(path: Path, results_of: Mapping[str, Mapping[str, Any]]) -> None:
                 curve.plot(factor * np.array(pck["thresholds"]), pck["share"], color=colour, label=legend_name(label))
                 means = np.array([*results["per_keypoint"][metric].values()], np.float64)
                 bars.bar(np.arange(len(names)) + width * number, means, width, align="edge", color=colour)
-            curve.set_ylim(0, 1)
-            curve.set_xlim(0, None)
-            curve.set_title(title)
-            curve.set_xlabel(f"error within [{METRICS[metric].unit}]")
+            curve.set(ylim=(0, 1), xlim=(0, None), title=title, xlabel=f"error within [{METRICS[metric].unit}]")
             curve.grid(color="0.9")
             if len(results_of) > 1:
                 curve.legend(frameon=False)

@@ -14,7 +14,7 @@ from peclr_dali.models.pose import PoseNetwork
 from peclr_dali.skeleton import HAND
 from peclr_dali.train.config.load import to_dict
 from peclr_dali.train.export.weights import card_beside, model_card
-from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
+from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.writing import write_bytes, write_text
 
 OPSET: Final = 18  # onnxruntime 1.14 and later support it
@@ -73,7 +73,19 @@ def export_onnx(source: Path, out: Path) -> str:
             input_names=INPUTS, output_names=OUTPUTS, opset_version=OPSET, external_data=False, verbose=False,
         )  # fmt: skip
     assert program is not None
-    program.model.metadata_props["preprocessing"] = json.dumps(preprocessing(run))
+    about = {
+        "image": "uint8 RGB, NCHW: the square about the box's centre, its side the box's longer one times box_margin",
+        "frame": "corner-based: the centre of the first pixel is (0.5, 0.5); OpenCV counts it as (0, 0)",
+        "side_px": side_px,
+        "box_margin": run.box_margin,
+        "halved_before_the_warp": run.config.geometry.antialias,
+        "outside_of_the_picture": run.config.geometry.fill,
+        "keypoints": HAND.keypoints,
+        "keypoint_0_of_keypoints_px": "palm" if run.config.pose.first_keypoint == "palm" else "wrist",
+        "joints": "in the camera's frame, in lengths of the middle finger's first phalanx",
+        "depths_were_learnt": run.depth,
+    }
+    program.model.metadata_props["preprocessing"] = json.dumps(about)
     model = program.model_proto.SerializeToString()
     views = random_views(3, side_px, seed=3)  # another batch size than the traced one
     session: Any = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -92,20 +104,3 @@ def export_onnx(source: Path, out: Path) -> str:
         f"{run.config.encoder.name} with its pose head, views of {side_px} px, any batch, opset {OPSET}; at most "
         f"{off_px:.1g} px from torch in onnxruntime"
     )
-
-
-def preprocessing(run: PoseRun) -> dict[str, Any]:
-    """What the ONNX file says about its inputs and outputs."""
-    geometry = run.config.geometry
-    return {
-        "image": "uint8 RGB, NCHW: the square about the box's centre, its side the box's longer one times box_margin",
-        "frame": "corner-based: the centre of the first pixel is (0.5, 0.5); OpenCV counts it as (0, 0)",
-        "side_px": geometry.side_px,
-        "box_margin": run.box_margin,
-        "halved_before_the_warp": geometry.antialias,
-        "outside_of_the_picture": geometry.fill,
-        "keypoints": HAND.keypoints,
-        "keypoint_0_of_keypoints_px": "palm" if run.config.pose.first_keypoint == "palm" else "wrist",
-        "joints": "in the camera's frame, in lengths of the middle finger's first phalanx",
-        "depths_were_learnt": run.depth,
-    }

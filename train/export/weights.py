@@ -106,8 +106,12 @@ def export_network(source: Path, out: Path) -> str:
     learnt = dict(run.network.named_parameters())
     state = {key: _halved(value) if key in learnt else value for key, value in run.network.state_dict().items()}
     config = to_dict(run.config)
-    needed = {name: config[name] for name in ("encoder", "pose", "geometry", "data")}
-    about = {"format": FORMAT, "step": run.step, "config": needed, "depth": run.depth}
+    about = {
+        "format": FORMAT,
+        "step": run.step,
+        "config": {name: config[name] for name in ("encoder", "pose", "geometry", "data")},
+        "depth": run.depth,
+    }
     save_tensors(state, out, model_card(config, run.step, run.path), {METADATA_KEY: json.dumps(about)})
     return f"{run.config.encoder.name} with its pose head of {run.path}, {out.stat().st_size / 1e6:.1f} MB"
 

@@ -6,12 +6,11 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from peclr_dali.models.pose import PoseNetwork, view_intrinsics
-from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
+from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray, PixelArray
 from peclr_dali.pipelines.batch import to_device
 from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.loader.loader import Loader, build_loader
@@ -26,8 +25,6 @@ from peclr_dali.train.steps.train_state import PRECISIONS
 Progress = Callable[[int, int], None]
 """Called with the number of images done and the number of all images."""
 
-FIRST_BOX_FRAC = 0.33
-"""Side of the first pass's box, which is in the middle of the image, over the image's longer side."""
 BOX_IN_VIEW = 0.7
 """Side of a box over the side of the view around it."""
 
@@ -50,17 +47,22 @@ class Poses(NamedTuple):
     keypoints_px: DoubleArray
     joints: DoubleArray
     source_to_view_px: DoubleArray
-    images: npt.NDArray[np.uint8]
+    images: PixelArray
 
 
 @contextmanager
 def inference(device: torch.device, autocast_dtype: torch.dtype | None = None) -> Iterator[None]:
     """Run networks without gradients, under autocast if asked; float32 is float32, not TF32, on GPUs too."""
     cudnn = torch.backends.cudnn
-    flags = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
     with (
         torch.inference_mode(),
-        cudnn.flags(**flags, allow_tf32=False, fp32_precision="ieee"),
+        cudnn.flags(
+            enabled=cudnn.enabled,
+            benchmark=cudnn.benchmark,
+            deterministic=cudnn.deterministic,
+            allow_tf32=False,
+            fp32_precision="ieee",
+        ),
         torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None),
     ):
         yield
@@ -154,7 +156,7 @@ def estimate_poses(
     keep_images: int = 0,
     rotation_deg: float = 0.0,
     origin_px: float = 0.5,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Poses:
     """Estimate the poses of all images of an index, in its order. The ranks share the work; all get the result.
 
@@ -184,8 +186,7 @@ def estimate_poses(
             network, loader, intrinsics, config, world, count, keep_images=keep_images, origin_px=origin_px
         ):
             steps.append(poses)
-            if progress is not None:
-                progress(min(len(steps) * rows_of_rank * world.world_size, count), count)
+            progress(min(len(steps) * rows_of_rank * world.world_size, count), count)
     in_order = [poses for of_step in zip(*world.gather_objects(steps), strict=True) for poses in of_step]
     return Poses(*(np.concatenate(columns) for columns in zip(*in_order, strict=True)))
 
@@ -198,23 +199,23 @@ def estimate_in_two_passes(
     world: World,
     *,
     keep_images: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Poses:
     """Estimate poses without the boxes of the index; arguments and result as in `estimate_poses`.
 
-    The first box is `FIRST_BOX_FRAC` of the image; the second is the rectangle around the predicted 2D keypoints, in
-    whole pixels of the first view. The box's longer side is `BOX_IN_VIEW` of the view's side; the view is black outside
-    the image, and images are not halved before they are warped. Left hands are mirrored in both views, as in training.
+    The first box is in the middle of the image, and its side is 0.33 of the image's longer side; the second is the
+    rectangle around the predicted 2D keypoints, in whole pixels of the first view. The box's longer side is
+    `BOX_IN_VIEW` of the view's side; the view is black outside the image, and images are not halved before they are
+    warped. Left hands are mirrored in both views, as in training.
 
     The authors' code counts pixels from the first pixel's centre. For the authors' networks
     (`pose.first_keypoint = "palm"`), this function does the same. For ours, it counts from the corner, as in training.
     """
-    geometry = dataclasses.replace(config.geometry, fill=0, antialias=False)
-    config = dataclasses.replace(config, geometry=geometry)
+    config = dataclasses.replace(config, geometry=dataclasses.replace(config.geometry, fill=0, antialias=False))
     origin_px = 0.0 if config.pose.first_keypoint == "palm" else 0.5
     sizes_px = image_sizes_px(index.read, range(len(index)))[:, ::-1]  # width, height; 0 for what cannot be read
     middle = boxes_in_views(
-        sizes_px / 2, FIRST_BOX_FRAC * sizes_px.max(axis=1), index.mirrored, geometry.side_px, origin_px
+        sizes_px / 2, 0.33 * sizes_px.max(axis=1), index.mirrored, config.geometry.side_px, origin_px
     )
     index = dataclasses.replace(index, box_px=middle)
     first = estimate_poses(network, index, intrinsics, config, world, origin_px=origin_px, progress=progress)
@@ -222,7 +223,9 @@ def estimate_in_two_passes(
     edges_px = np.trunc(np.stack([seen_px.min(axis=1), seen_px.max(axis=1)], axis=1))  # (N, 2, 2)
     corners_px = from_view(torch.from_numpy(edges_px), torch.from_numpy(first.source_to_view_px)).numpy()
     longer_px = np.abs(corners_px[:, 1] - corners_px[:, 0]).max(axis=1)  # of a mirrored view, the first is on the right
-    around = boxes_in_views(corners_px.mean(axis=1), longer_px.clip(min=1), index.mirrored, geometry.side_px, origin_px)
+    around = boxes_in_views(
+        corners_px.mean(axis=1), longer_px.clip(min=1), index.mirrored, config.geometry.side_px, origin_px
+    )
     index = dataclasses.replace(index, box_px=around)
     return estimate_poses(
         network, index, intrinsics, config, world, keep_images=keep_images, origin_px=origin_px, progress=progress

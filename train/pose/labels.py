@@ -203,8 +203,7 @@ def errors_of(
     for reason, applies in reasons.items():  # each sample counts only for its first reason
         left_out[reason] = int((applies & usable).sum())
         usable &= ~applies
-    counts = known & usable[:, None]
-    tables = pose_tables(joints, true, valid=counts, proper_rotation=proper_rotation)
+    tables = pose_tables(joints, true, valid=known & usable[:, None], proper_rotation=proper_rotation)
     if labels.in_metres:
         for name in ("epe_cm", "auc"):
             tables[name][~(labels.has_camera & ~np.isnan(labels.scale_m))] = np.nan

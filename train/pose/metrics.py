@@ -12,23 +12,18 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import stdtrit
 
-from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, IntArray
+from peclr_dali.pipelines.arrays import AnyArray, BoolArray, DoubleArray, IntArray
 
 THRESHOLDS_M: Final = np.linspace(0.0, 0.05, 100)
 """Thresholds of the PCK curves in 3D."""
 THRESHOLDS_PX: Final = np.linspace(0.0, 30.0, 100)
 """Thresholds of the PCK curve in 2D."""
-LEAST_KEYPOINTS_TO_ALIGN: Final = 3
-"""Smallest number of keypoints for an alignment; with fewer, a similarity transform fits any pose."""
 LEAST_GROUPS: Final = 3
 """Smallest number of groups for a confidence interval."""
 LEAST_EQUAL_GROUPS: Final = 2.0
 """Smallest number of groups of one size that have to tell as much (see `equal_groups`), for a confidence interval."""
-FEW_GROUPS: Final = 30
-"""Below this number of groups of one size, intervals are Student's."""
 NO_INTERVAL: Final = "no interval: too few or too unequal groups"
 _EPSILON: Final = 1e-8  # added to divisors, as in FreiHAND's script
 
@@ -86,10 +81,10 @@ class Interval(NamedTuple):
 
 
 def pose_tables(
-    predicted_m: npt.ArrayLike,
-    true_m: npt.ArrayLike,
+    predicted_m: AnyArray,
+    true_m: AnyArray,
     *,
-    valid: npt.ArrayLike | None = None,
+    valid: BoolArray | None = None,
     proper_rotation: bool = False,
 ) -> dict[str, DoubleArray]:
     """Tables (N, K) of the four metrics in 3D. The mean over poses, then over keypoints, is the metric.
@@ -107,7 +102,7 @@ def pose_tables(
         ValueError: a valid keypoint is not finite, or a true pose is a single point.
     """
     predicted, true, counts = _checked(predicted_m, true_m, valid)
-    alignable = counts.sum(axis=1, keepdims=True) >= LEAST_KEYPOINTS_TO_ALIGN
+    alignable = counts.sum(axis=1, keepdims=True) >= 3  # with fewer, a similarity transform fits any pose
     aligned = align(predicted, true, valid=counts, proper_rotation=proper_rotation)
     error_m, pa_error_m = _distances(predicted, true, counts), _distances(aligned, true, counts & alignable)
     return {
@@ -118,22 +113,21 @@ def pose_tables(
     }
 
 
-def in_one_place(points: npt.ArrayLike, valid: npt.ArrayLike) -> BoolArray:
+def in_one_place(points: AnyArray, valid: BoolArray) -> BoolArray:
     """Mask (N,) of poses with two or more valid keypoints that are all in one place, so that they cannot be aligned.
 
     `points` is (N, K, 3), `valid` (N, K); points that are not valid may have any value.
     """
-    counts = np.asarray(valid, bool)
-    kept = np.where(counts[..., None], np.asarray(points, np.float64), 0)
-    shape = np.where(counts[..., None], kept - _centre(kept, counts), 0)
-    return np.asarray((np.linalg.norm(shape, axis=(1, 2)) < _EPSILON) & (counts.sum(axis=1) > 1))
+    kept = np.where(valid[..., None], points.astype(np.float64), 0)
+    shape = np.where(valid[..., None], kept - _centre(kept, valid), 0)
+    return np.asarray((np.linalg.norm(shape, axis=(1, 2)) < _EPSILON) & (valid.sum(axis=1) > 1))
 
 
 def align(
-    predicted_m: npt.ArrayLike,
-    true_m: npt.ArrayLike,
+    predicted_m: AnyArray,
+    true_m: AnyArray,
     *,
-    valid: npt.ArrayLike | None = None,
+    valid: BoolArray | None = None,
     proper_rotation: bool = False,
 ) -> DoubleArray:
     """Align each prediction to its true pose by the best similarity transform (Procrustes).
@@ -161,9 +155,7 @@ def align(
     return np.where(counts[..., None], moved, np.nan)
 
 
-def pixel_errors(
-    predicted_px: npt.ArrayLike, true_px: npt.ArrayLike, *, valid: npt.ArrayLike | None = None
-) -> DoubleArray:
+def pixel_errors(predicted_px: AnyArray, true_px: AnyArray, *, valid: BoolArray | None = None) -> DoubleArray:
     """Distances (N, K) between (N, K, 2) arrays, NaN if not valid."""
     return _distances(*_checked(predicted_px, true_px, valid))
 
@@ -190,7 +182,7 @@ def relative_pixel_errors(
 def confidence_intervals(
     tables: Mapping[str, DoubleArray],
     *,
-    groups: npt.ArrayLike | None = None,
+    groups: IntArray | Sequence[int] | None = None,
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
@@ -216,7 +208,7 @@ def confidence_intervals(
         confidence: share of the resamples inside the interval.
     """
     count = len(next(iter(tables.values())))
-    members = np.arange(count) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    members = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
     tail = 50 * (1 - confidence)
     drawn: dict[str, list[DoubleArray]] = {name: [] for name in tables}
     rng, group_count = np.random.default_rng(seed), int(members.max()) + 1
@@ -230,7 +222,7 @@ def confidence_intervals(
         value, low, high = metric_of(table), np.nan, np.nan
         measured = members[~np.isnan(table).all(axis=1)]
         number = equal_groups(measured)
-        if number >= FEW_GROUPS:
+        if number >= 30:
             low, high = np.nanpercentile(np.concatenate(drawn[name]), [tail, 100 - tail])
         elif not why_no_interval(measured):
             reach = stdtrit(number - 1, 1 - tail / 100) * _standard_error(table, members, number)
@@ -272,7 +264,7 @@ def interval_over_runs(tables: Sequence[DoubleArray], trials: Sequence[Hashable]
     return Interval(mean, mean - half, mean + half)
 
 
-def equal_groups(groups: npt.ArrayLike) -> float:
+def equal_groups(groups: IntArray) -> float:
     """Number of groups of one size that tell as much as those of N poses, given the number of each pose's group.
 
     It is (sum of sizes)^2 / (sum of sizes^2) (Kish 1965).
@@ -281,7 +273,7 @@ def equal_groups(groups: npt.ArrayLike) -> float:
     return float(sizes.sum() ** 2 / max(1, (sizes**2).sum()))
 
 
-def why_no_interval(groups: npt.ArrayLike) -> str:
+def why_no_interval(groups: IntArray) -> str:
     """Why the groups of N poses, given the number of each pose's group, give no interval; empty if they give one."""
     count, number = len(np.unique(groups)), equal_groups(groups)
     if count < LEAST_GROUPS:
@@ -308,8 +300,7 @@ def _standard_error(table: DoubleArray, members: IntArray, number: float) -> flo
 
 def mean_over_samples(table: DoubleArray) -> DoubleArray:
     """Mean over poses, (N, K) -> (K,), ignoring NaN; NaN for a keypoint without any value."""
-    means: DoubleArray = np.ma.masked_invalid(table).mean(axis=0).filled(np.nan)
-    return means
+    return np.asarray(np.ma.masked_invalid(table).mean(axis=0).filled(np.nan))
 
 
 def metric_of(table: DoubleArray) -> float:
@@ -320,11 +311,11 @@ def metric_of(table: DoubleArray) -> float:
 
 
 def _checked(
-    predicted: npt.ArrayLike, true: npt.ArrayLike, valid: npt.ArrayLike | None
+    predicted: AnyArray, true: AnyArray, valid: BoolArray | None
 ) -> tuple[DoubleArray, DoubleArray, BoolArray]:
     """Both arrays as float64, with zeros for keypoints that do not count, and the mask of keypoints that count."""
-    ours, theirs = np.asarray(predicted, np.float64), np.asarray(true, np.float64)
-    counts = np.ones(theirs.shape[:2], bool) if valid is None else np.asarray(valid, bool)
+    ours, theirs = predicted.astype(np.float64), true.astype(np.float64)
+    counts = np.ones(theirs.shape[:2], bool) if valid is None else valid
     if not np.isfinite(np.concatenate([ours[counts], theirs[counts]])).all():
         raise ValueError("a keypoint is not finite; mark it as not valid, and report how many there are")
     keep = counts[..., None]
@@ -345,26 +336,21 @@ def area(errors: DoubleArray, thresholds: DoubleArray) -> DoubleArray:
     weights = np.gradient(thresholds)
     weights[[0, -1]] /= 2
     tail = np.append(np.cumsum(weights[::-1])[::-1], 0)  # area from the i-th threshold on
-    area: DoubleArray = (tail / tail[0])[np.searchsorted(thresholds, np.nan_to_num(errors, nan=np.inf))]
-    return np.where(np.isnan(errors), np.nan, area)
+    reached = np.searchsorted(thresholds, np.nan_to_num(errors, nan=np.inf))
+    return np.where(np.isnan(errors), np.nan, tail[reached] / tail[0])
 
 
 def pck_curve(errors: DoubleArray, thresholds: DoubleArray) -> DoubleArray:
     """Share of errors within each threshold, per keypoint, then averaged: (N, K) -> (len(thresholds),)."""
-    curves = []
-    for column in errors.T:
-        known = np.sort(column[~np.isnan(column)])
-        if len(known):
-            curves.append(np.searchsorted(known, thresholds, side="right") / len(known))
-    return np.mean(curves, axis=0) if curves else np.full(len(thresholds), np.nan)
+    counts = np.sum(~np.isnan(errors), axis=0)
+    within = np.array([np.sum(errors <= threshold, axis=0) for threshold in thresholds])  # (T, K)
+    return np.asarray(np.ma.masked_invalid(within[:, counts > 0] / counts[counts > 0]).mean(axis=1).filled(np.nan))
 
 
 def _weighted_metric(table: DoubleArray, weights: DoubleArray) -> DoubleArray:
     """The metric in each resample: (N, K) and (B, N) -> (B,). Keypoints without a value in a resample are left out."""
     known = ~np.isnan(table)
     totals, counts = weights @ np.where(known, table, 0), weights @ known.astype(np.float64)  # (B, K)
-    present = counts > 0
-    means = np.divide(totals, counts, out=np.zeros_like(totals), where=present)
-    metric: DoubleArray = np.full(len(weights), np.nan)
-    np.divide(means.sum(axis=1), present.sum(axis=1), out=metric, where=present.any(axis=1))
-    return metric
+    means = totals / counts.clip(min=1)  # the total of no value is 0
+    present = np.count_nonzero(counts, axis=1)
+    return np.where(present > 0, means.sum(axis=1) / present.clip(min=1), np.nan)

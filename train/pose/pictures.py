@@ -23,8 +23,8 @@ _BACKGROUND = 40
 
 def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]]) -> None:
     """Draw the parts of the loss over the steps, and below them the errors on held-out images, if measured."""
-    depths = {"depth": "relative depths", "root_depth": "root's depth"}
-    depths = {name: title for name, title in depths.items() if any(row[name] for row in rows)}
+    titles = (("depth", "relative depths"), ("root_depth", "root's depth"))
+    depths = {name: title for name, title in titles if any(row[name] for row in rows)}
     held_out, unit = {"epe_cm": "EPE", "pa_epe_cm": "PA-EPE"}, "cm"
     if not any(np.isfinite(row["pa_epe_cm"]) for row in validations):
         held_out, unit = {"epe_px": "2D EPE"}, "px of the source"

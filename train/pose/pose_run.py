@@ -61,8 +61,7 @@ def load_pose_run(source: Path, device: torch.device | str = "cpu") -> PoseRun:
     Raises:
         UserError: there is no checkpoint, it cannot be read, or it is not from fine-tuning.
     """
-    expected = "the folder of a fine-tuning run, with best/ or checkpoints/ in it, or a checkpoint"
-    path = find_checkpoint(source, expected)
+    path = find_checkpoint(source, "the folder of a fine-tuning run, with best/ or checkpoints/ in it, or a checkpoint")
     saved = load_checkpoint(path)
     if "pose" not in saved["config"]:
         raise UserError(
@@ -124,10 +123,6 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | 
     return Start(network, encoder.weights, keeps_head=True, depth=saved.get("depth", True))
 
 
-SHOWN = 12
-"""Number of poses in predictions.png."""
-
-
 def load_validation(config: FinetuneConfig) -> tuple[Index, PoseLabels] | None:
     """The validation split of the training sources and its labels; None if the run holds out no images."""
     if config.validation.every_epochs == 0 or any(source.split != "train" for source in config.data):
@@ -145,7 +140,7 @@ def validate(
         The metrics: EPE and PA-EPE in cm, AUC and PA-AUC, 2D EPE in pixels of the source; NaN if not measurable, as in
         3D for labels without depth. And the poses. A substitute is measured in place of an unreadable image.
     """
-    poses = estimate_poses(network, index, labels.intrinsics, config, world, keep_images=SHOWN)
+    poses = estimate_poses(network, index, labels.intrinsics, config, world, keep_images=12)  # for predictions.png
     errors = errors_of(poses, labels[poses.samples])
     figures = dict.fromkeys(("epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"), math.nan)
     return figures | {name: metric_of(table) for name, table in errors.tables.items() if name in figures}, poses

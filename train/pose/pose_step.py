@@ -93,8 +93,7 @@ class PoseStep(MicroBatchStep):
                 for rows in rows_of_each:
                     loss, losses = self._losses(batch.views[0].image[rows], targets[rows])
                     add_statistics()
-                    scaled = self.scaler.scale(loss / micro_batches)
-                    self.backward(scaled, last=rows is rows_of_each[-1])
+                    self.backward(self.scaler.scale(loss / micro_batches), last=rows is rows_of_each[-1])
                     total += torch.stack([part.detach().to(total.dtype) for part in (loss, *losses)]) / micro_batches
             self.sum_gradients()
         self.world.sum_(total)

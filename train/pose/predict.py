@@ -31,8 +31,6 @@ from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from peclr_dali.train.pose.predictions import Prediction, Predictions, earlier_drawings, write_predictions
 from peclr_dali.train.runs.pictures import read_picture, save_sheet
 
-Box = tuple[float, float, float, float]
-
 EXPECTED = f"JPEG, PNG or WebP of {MIN_PIXELS} to {MAX_PIXELS:,} pixels; convert other formats"
 _BATCH = 16
 """Hands in a step; a call that is stopped loses those of its last step."""
@@ -43,13 +41,13 @@ def predict(
     images: Sequence[str],
     out: Path,
     *,
-    box_px: Box | None = None,
+    box_px: Sequence[float] | None = None,
     boxes: Path | None = None,
     intrinsics: Path | None = None,
     scale_m: float | None = None,
     drawings: int = 1000,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Predictions:
     """Predict the pose in each readable picture, or in each box of it; write `predictions.json` and drawings.
 
@@ -78,22 +76,21 @@ def predict(
     earlier = earlier_drawings(out, force=force)
     world = single_process()
     loaded = load_pose_run(run, world.device)
-    camera = None if intrinsics is None else read_intrinsics(intrinsics)
     _, first, picture_of = np.unique(hands.paths, return_index=True, return_inverse=True)
     sizes_px = image_sizes_px(hands.read, first.tolist())[picture_of]  # as displayed; 0 for no usable picture
-    if camera is None:
-        cameras = cameras_of(sizes_px.max(axis=1), sizes_px[:, ::-1] / 2)  # a field of view of 53 degrees
-    else:
-        cameras = np.tile(camera, (len(hands), 1, 1))
+    cameras = cameras_of(sizes_px.max(axis=1), sizes_px[:, ::-1] / 2)  # a field of view of 53 degrees
+    if intrinsics is not None:
+        cameras[:] = read_intrinsics(intrinsics)
     rows, unreadable = np.flatnonzero(sizes_px[:, 0] > 0), np.flatnonzero(sizes_px[:, 0] == 0).tolist()
-    results = Predictions(loaded.path, "reference_bone" if scale_m is None else "m", camera is None, len(hands))
+    results = Predictions(loaded.path, "reference_bone" if scale_m is None else "m", intrinsics is None, len(hands))
     results.unreadable += dict.fromkeys(hands.path(row) for row in unreadable)
     if not len(rows):
-        count = len(results.unreadable)
-        raise UserError(f"none of {count} pictures can be used, such as {hands.path(0)}; expected {EXPECTED}")
+        raise UserError(
+            f"none of {len(results.unreadable)} pictures can be used, such as {hands.path(0)}; expected {EXPECTED}"
+        )
     results.hands_done = len(unreadable)
-    margin = np.array([1, 1, loaded.box_margin])  # of a whole picture, the side stays 0
-    hands = replace(hands, box_px=(hands.box_px * margin).astype(np.float32))
+    boxes_px = hands.box_px * np.array([1, 1, loaded.box_margin])  # of a whole picture, the side stays 0
+    hands = replace(hands, box_px=boxes_px.astype(np.float32))
     config, wanted = replace(loaded.config, pipelines=PipelinesConfig()), iter(rows.tolist())
     try:
         with canonical_loader(hands, rows, min(_BATCH, len(rows)), config, world) as loader:
@@ -110,8 +107,7 @@ def predict(
                     elif hands.path(row) not in results.unreadable:  # its picture does not decode
                         results.unreadable.append(hands.path(row))
                     results.hands_done += 1
-                if progress is not None:
-                    progress(results.hands_done, results.hands)
+                progress(results.hands_done, results.hands)
         results.complete = True
     finally:  # also of a call that is stopped
         if results.predictions:
@@ -123,7 +119,7 @@ def predict(
     return results
 
 
-def _hands(images: Sequence[str], box_px: Box | None, boxes: Path | None, out: Path) -> Index:
+def _hands(images: Sequence[str], box_px: Sequence[float] | None, boxes: Path | None, out: Path) -> Index:
     """The hands of a file of boxes; or the pictures in the order given, each once, whole or a single one with a box."""
     for word in images:
         is_utf8 = word == word.encode(errors="ignore").decode()

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -84,16 +85,16 @@ def read_predictions(folder: Path) -> Mapping[str, Any]:
     Raises:
         UserError: there are none.
     """
-    try:
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         results: Mapping[str, Any] = parse_json(regular(folder / FILE).read_bytes())
-        expected = {*Prediction.__annotations__}
-        is_usable = bool(results["predictions"]) and results.keys() >= {*Predictions.__annotations__}
-        is_usable &= all(prediction.keys() >= expected for prediction in results["predictions"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        is_usable = False
-    if not is_usable:
-        raise UserError(f"{folder} holds no predictions; expected a folder that predict wrote. Run predict first")
-    return results
+        predictions = results["predictions"]
+        if (
+            predictions
+            and results.keys() >= {*Predictions.__annotations__}
+            and all(prediction.keys() >= {*Prediction.__annotations__} for prediction in predictions)
+        ):
+            return results
+    raise UserError(f"{folder} holds no predictions; expected a folder that predict wrote. Run predict first")
 
 
 def earlier_drawings(folder: Path, *, force: bool) -> set[str]:

@@ -157,9 +157,8 @@ def in_words(measured: Measured) -> list[str]:
             if measured.difference is None:
                 sentences.append(f"{names[0]} has a {metric.title} of {value}.")
             else:
-                relations = {"better": "is better than", "worse": "is worse than"}
-                relation = relations.get(mark, "cannot be told apart from")
-                sentences.append(f"By {metric.title}, {names[0]} {relation} {names[1]}: {value}.")
+                words = {"better": "is better than", "worse": "is worse than", "open": "cannot be told apart from"}
+                sentences.append(f"By {metric.title}, {names[0]} {words[mark]} {names[1]}: {value}.")
     rigid_cm = measured.results[0]["constants"].get("rigid_pose", {}).get("pa_epe_cm")
     for name, result in zip(names, measured.results, strict=True):
         error = result["metrics"].get("pa_epe_cm")

@@ -23,8 +23,6 @@ from peclr_dali.train.runs.checkpoint import find_checkpoint, load_checkpoint
 from peclr_dali.train.runs.log import progress_bar
 from peclr_dali.train.runs.pictures import Image, read_sheet, shown_side_px
 
-SHOWN: Final = 12  # most pictures of a kind
-
 
 class Picture(NamedTuple):
     """A picture on the page."""
@@ -86,10 +84,10 @@ def galleries(runs: Sequence[Run], measured: Measured | None, predicted: Path | 
 
 
 def _sheet(title: str, text: str, file: Path, height: int, width: int) -> list[Section]:
-    """The first pictures of a sheet of pictures (height, width); nothing if there is no file."""
+    """The first twelve pictures of a sheet of pictures (height, width); nothing if there is no file."""
     if not file.exists():
         return []
-    pictures = read_sheet(file, height=height, width=width)[:SHOWN]
+    pictures = read_sheet(file, height=height, width=width)[:12]
     return [Section(title, text, [jpeg(picture) for picture in pictures], skeletons=True)]
 
 

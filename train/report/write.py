@@ -14,9 +14,6 @@ from peclr_dali.train.report.contents import Run
 from peclr_dali.train.report.galleries import galleries
 from peclr_dali.writing import require_ending, write_text
 
-_GENERATOR = b'<meta name="generator" content="peclr-dali report">'
-"""Marks the pages."""
-
 
 def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = None, title: str | None = None) -> None:
     """Write a page about runs: metrics, curves, views, predictions and the worst poses, in one .html file.
@@ -50,8 +47,8 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
 
 
 def is_report(file: Path) -> bool:
-    """Whether a file is a page of `write_report`."""
-    return file.is_file() and _GENERATOR in file.read_bytes()[:500]
+    """Whether a file is a page of `write_report`, by the mark in its head."""
+    return file.is_file() and b'<meta name="generator" content="peclr-dali report">' in file.read_bytes()[:500]
 
 
 def _title(runs: Sequence[Run]) -> str:

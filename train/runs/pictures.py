@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from peclr_dali.errors import UserError, printable
 from peclr_dali.parsing import regular
@@ -34,19 +33,15 @@ def draw_skeleton(image: Image, keypoints_px: npt.NDArray[np.floating], *, grey:
     shift = 4  # OpenCV draws at sixteenths of a pixel, with 0 at a pixel's centre
     thick = max(1, round(max(image.shape) / 200))
     known = np.isfinite(keypoints_px).all(axis=1)
-
-    def at(keypoint: int) -> tuple[int, int]:
-        x, y = np.rint((np.clip(keypoints_px[keypoint], -1e4, 1e4) - 0.5) * 2**shift).astype(int)
-        return int(x), int(y)
-
+    places = np.rint((np.nan_to_num(keypoints_px).clip(-1e4, 1e4) - 0.5) * 2**shift).astype(int).tolist()
     for chain, colour in (*HAND.limbs, ((0, 0), (255, 255, 255))):  # the wrist last, as a limb of length 0
         shown = colour if grey is None else (grey, grey, grey)
         for start, end in itertools.pairwise(chain):
             if known[start] and known[end]:
-                cv2.line(image, at(start), at(end), shown, thick, cv2.LINE_AA, shift)
+                cv2.line(image, places[start], places[end], shown, thick, cv2.LINE_AA, shift)
         for keypoint in chain[1:]:
             if known[keypoint]:
-                cv2.circle(image, at(keypoint), 2 * thick << shift, shown, cv2.FILLED, cv2.LINE_AA, shift)
+                cv2.circle(image, places[keypoint], 2 * thick << shift, shown, cv2.FILLED, cv2.LINE_AA, shift)
 
 
 def shown_side_px(side_px: int) -> int:
@@ -107,8 +102,8 @@ def log_axis(axis: Axes) -> None:
     axis.set_yscale("log")
     low, high = np.log10(axis.get_ylim())
     shown = "123456789" if high - low < 0.5 else "25" if high - low < 3 else ""  # more would overlap
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in shown else ""))
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in shown else "")
 
 
 def level_line(axes: Axes, y: float, words: str, colour: str) -> None:
@@ -159,6 +154,5 @@ def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, chance: tuple[
         loss.set_ylabel("loss")
         rank.plot(steps, [row["positive_rank"] for row in rows], color="#c0504d")
         log_axis(rank)
-        rank.set_ylabel("mean rank of the positive")
-        rank.set_xlabel("optimiser step")
+        rank.set(xlabel="optimiser step", ylabel="mean rank of the positive")
         save_figure(path, figure, dpi=130)

@@ -96,8 +96,10 @@ def csv_rows(
             )
     for cells in filter(None, lines):
         if any(cells[len(header) :]):
-            found = f"{file}, line {lines.line_num}: {len(cells)} cells"
-            raise UserError(f"{found}; expected {len(header)}, as in line 1. Are these decimal commas? Mend the row.")
+            raise UserError(
+                f"{file}, line {lines.line_num}: {len(cells)} cells; expected {len(header)}, as in line 1. Are these "
+                "decimal commas? Mend the row."
+            )
         yield f"{file}, line {lines.line_num}", dict(zip_longest(header, cells[: len(header)], fillvalue=""))
 
 
