@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from peclr_dali.pipelines.samples.index import Index
     from peclr_dali.pipelines.views.augmentation import AppearanceConfig, ColourConfig, GeometryConfig
     from peclr_dali.train.distributed.world import World, described_world, joined
-    from peclr_dali.train.steps.exact import ExactStep, keypoints_of_pairs
+    from peclr_dali.train.steps.embed import keypoints_of_pairs
+    from peclr_dali.train.steps.exact import ExactStep
     from peclr_dali.train.steps.optim import Lars
 
 __version__ = "0.2.0"
@@ -40,7 +41,8 @@ _FOLDERS = {
     "pipelines.samples.index": ("Index",),
     "pipelines.views.augmentation": ("AppearanceConfig", "ColourConfig", "GeometryConfig"),
     "train.distributed.world": ("World", "described_world", "joined"),
-    "train.steps.exact": ("ExactStep", "keypoints_of_pairs"),
+    "train.steps.embed": ("keypoints_of_pairs",),
+    "train.steps.exact": ("ExactStep",),
     "train.steps.optim": ("Lars",),
 }
 

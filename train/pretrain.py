@@ -27,7 +27,8 @@ from peclr_dali.train.runs.folder import Resume, RunFolder
 from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.runs.pictures import save_loss
 from peclr_dali.train.runs.run import load_batches, load_images, started_run
-from peclr_dali.train.steps.exact import ExactStep, StepResult, ViewEmbedder
+from peclr_dali.train.steps.embed import ViewEmbedder
+from peclr_dali.train.steps.exact import ExactStep, StepResult
 from peclr_dali.train.steps.optim import build_optimizer
 from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.steps.train_state import TrainState, autocast_dtype, build_state, on_device

@@ -48,7 +48,7 @@ class Quarantine:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads files, and replaces those that cannot be used; a pure function of positions and files.
+    """Reads files, and replaces those that cannot be used; what it gives is a pure function of positions and files.
 
     Attributes:
         index: the samples. If they have partners, each row holds a second image, one of the first's partners.

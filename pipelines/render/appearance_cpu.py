@@ -56,6 +56,8 @@ def change_views(views: PixelArray, rows: IntArray, draws: FloatArray, appearanc
                 _add_noise(views, drawn, noise_keys(draws[drawn]), hashes, levels)
             case Column.COLOUR_DROP:
                 _drop_colour(views, drawn)
+            case _:
+                raise NotImplementedError(column.name)
 
 
 def _sobel(views: PixelArray, rows: IntArray) -> None:

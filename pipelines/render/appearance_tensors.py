@@ -64,9 +64,11 @@ def _changed(column: Column, views: Tensor, draws: FloatArray, appearance: Appea
             hashes, levels = _noise_constants(side_px, appearance.noise_std, device)
             quantiles = quantile(hashes, to_device(noise_keys(draws), device)[:, None, None, None])
             return levels.index_select(0, quantiles.view(-1)).view(views.shape).add_(views).clamp_(0, 255)
-        case _:
+        case Column.COLOUR_DROP:
             greys: Tensor = grey(*views.unbind(3)) / 1000
             return greys[..., None]
+        case _:
+            raise NotImplementedError(column.name)
 
 
 def _sobel(views: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class AppearanceConfig:
 
 
 class Column(IntEnum):
-    """Columns of the table of draws, besides those of `draws.Draw`.
+    """Columns of the table of draws, besides those of `draws.Draw`, which has 20 to 24: the next free one is 25.
 
     A column named like an augmentation is 1 if it is applied, else 0.
     """

@@ -19,7 +19,7 @@ UNIFORMS_PER_VIEW = 32
 
 
 class Draw(IntEnum):
-    """Columns of the table of draws; `Column` has further ones."""
+    """Columns of the table of draws; `appearance.Column` has further ones. The next free one is 25."""
 
     ANGLE_DEG = 0
     SHIFT_X_FRAC = 1

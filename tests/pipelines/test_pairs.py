@@ -21,7 +21,7 @@ from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
-from peclr_dali.train.steps.exact import keypoints_of_pairs
+from peclr_dali.train.steps.embed import keypoints_of_pairs
 from tests.pipelines.harness import SMALL, assert_equal, jpeg, load, smooth_image, write_jpegs
 from tests.pipelines.sources.layouts import assert_refused, write_image
 from tests.pipelines.test_loader import UNDECODABLE

@@ -19,7 +19,8 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.runs.meter import Meter
-from peclr_dali.train.steps.exact import HEADROOM_BYTES, StepResult, free_bytes
+from peclr_dali.train.steps.exact import StepResult
+from peclr_dali.train.steps.memory import HEADROOM_BYTES, free_bytes
 from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.trainer import before_the_loader
 from tests.train import ranks

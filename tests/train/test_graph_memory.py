@@ -18,7 +18,8 @@ from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import pretrain
-from peclr_dali.train.steps.exact import ExactStep, GraphBytes, free_bytes
+from peclr_dali.train.steps.exact import ExactStep
+from peclr_dali.train.steps.memory import GraphBytes, free_bytes
 from tests.train import tiny_run
 from tests.train.tiny_step import SIDE_PX, Recompute, assert_same, buffers, exact_step, gradients, images, network
 

@@ -19,7 +19,8 @@ from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import build_step, is_recorded, pretraining_optimizer
-from peclr_dali.train.steps.exact import ExactStep, StepResult, ViewEmbedder, keypoints_of_pairs
+from peclr_dali.train.steps.embed import ViewEmbedder, keypoints_of_pairs
+from peclr_dali.train.steps.exact import ExactStep, StepResult
 from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.steps.train_state import TrainState, build_state, on_device
 

@@ -32,7 +32,7 @@ class Interrupted(Exception):  # noqa: N818  asked for, not an error
 class StopSignals:
     """Turns SIGTERM, SIGUSR1, SIGHUP (a closed terminal) and Ctrl-C into a request to stop after the current step.
 
-    A second Ctrl-C ends the process at once. Under nohup, SIGHUP stays ignored.
+    Ctrl-C ends a process at once that was asked before. Under nohup, SIGHUP stays ignored.
 
     Args:
         alone: whether this is the only rank.

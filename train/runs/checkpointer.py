@@ -40,7 +40,7 @@ class Checkpointer(AbstractContextManager["Checkpointer"]):
     call the methods together.
 
     Args:
-        bad_files: its counts are summed before they are saved.
+        bad_files: its counts are summed before they are saved, but for a save before an error.
         parts: further parts that the checkpoints hold.
         draw: draws the curves of a run's folder; called in the thread after each checkpoint. If it fails, a warning
             says so.

@@ -10,14 +10,11 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-import psutil  # type: ignore[import-untyped]
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import Tensor
 
 from peclr_dali.models.nt_xent import AnchorLoss, require_floats
-from peclr_dali.pipelines.batch import Batch
-from peclr_dali.train.distributed.world import World
+from peclr_dali.train.steps.memory import HEADROOM_BYTES, GraphBytes, free_bytes
 from peclr_dali.train.steps.micro_batches import MicroBatchStep, casts_once, one_momentum_step
 
 log = logging.getLogger(__name__)
@@ -29,11 +26,6 @@ B = TypeVar("B", bound=Sized)
 _SHARE_OF_CPU = 0.8
 # Of the largest embedding. Autocast with bfloat16 rounds to 0.4 %, in another order perhaps; dropout changes half.
 _RECOMPUTE_TOLERANCE = 0.05
-_BLOCK_BYTES = 512
-"""torch allocates a multiple of this on a GPU (kMinBlockSize of its caching allocator)."""
-
-HEADROOM_BYTES = 3 * 2**29
-"""Of a GPU, left to what is not counted: DALI, the libraries' kernels and workspaces, gaps between blocks."""
 
 
 @dataclass(frozen=True)
@@ -231,90 +223,3 @@ class ExactStep(MicroBatchStep, Generic[B]):
             self.world.sum_in_buckets_([gradient, loss])
         mine = gradient[:, self.share.start : self.share.stop]
         return loss, embeddings.detach(), self.scaler.scale(mine)
-
-
-def free_bytes(world: World, headroom_bytes: int = 0) -> int:
-    """Free bytes for this rank on its device; on the CPU, its share of the machine's.
-
-    On a GPU, what torch holds unused is free, and torch's limit for this process counts, by
-    `set_per_process_memory_fraction` or by PYTORCH_ALLOC_CONF.
-
-    `headroom_bytes` of a GPU are left to others than torch, so they do not count towards torch's limit.
-    """
-    if world.device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(world.device)
-        reserved = torch.cuda.memory_reserved(world.device)
-        allowed = int(torch.cuda.get_per_process_memory_fraction(world.device) * total) - reserved
-        return max(0, min(free - headroom_bytes, allowed) + reserved - torch.cuda.memory_allocated(world.device))
-    return int(psutil.virtual_memory().available / world.local_world_size)
-
-
-class GraphBytes(saved_tensors_hooks):
-    """Counts the bytes that the autograd graph of the `with` block keeps for the backward pass.
-
-    These are the saved tensors, each memory block once and rounded up as torch does it on a GPU, without the network's
-    own parameters and buffers. What other threads allocate meanwhile does not count.
-
-    Attributes:
-        count: bytes so far.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        # A compiled network would also compile the hook, for every shape.
-        super().__init__(torch.compiler.disable(self._note), lambda saved: saved)  # type: ignore[no-untyped-call]
-        self.count = 0
-        self._seen = {tensor.untyped_storage() for tensor in [*network.parameters(), *network.buffers()]}
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        self._seen.clear()  # what keeps the hook must not keep the saved memory
-
-    def _note(self, saved: Tensor) -> Tensor:
-        storage = saved.untyped_storage()
-        if storage not in self._seen:
-            self._seen.add(storage)
-            self.count += -(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES
-        return saved.detach()  # otherwise a saved result and its node would reference each other and never be freed
-
-
-@dataclass(frozen=True, eq=False)
-class ViewEmbedder:
-    """Embeds both views of some samples by a network and the latent inverse. It is an `ExactStep.embed`.
-
-    Attributes:
-        network: (2n, 3, S, S) uint8 to (2n, D) projections.
-        undo: projections, matrices (2n, 2, 3) and source_to_view_px (2n, 2, 3) to embeddings (2n, D), as
-            `peclr_dali.models.equivariance.build_undo` makes it.
-        autocast_dtype: 16-bit type for the network; None: no autocast. The latent inverse has at least 32 bits.
-    """
-
-    network: Callable[[Tensor], Tensor]
-    undo: Callable[[Tensor, Tensor, Tensor], Tensor]
-    autocast_dtype: torch.dtype | None = None
-
-    def __call__(self, batch: Batch, rows: slice) -> Tensor:
-        """The embeddings (2, n, D) with graph of the first two views of n samples, given their rows in the batch.
-
-        Raises:
-            TypeError: the network gives something else than a tensor of floats.
-            ValueError: the batch has one view, or the network gives another shape.
-        """
-        first, second = batch.views[:2]
-        image = torch.cat([first.image[rows], second.image[rows]])
-        matrix = torch.cat([first.matrix[rows], second.matrix[rows]])
-        source_to_view_px = torch.cat([first.source_to_view_px[rows], second.source_to_view_px[rows]])
-        with torch.autocast(image.device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            projection = self.network(image)
-        require_floats("what the network gives", projection, (len(image), "D"))
-        if projection.dtype != torch.float64:
-            projection = projection.float()
-        return self.undo(projection, matrix, source_to_view_px).view(2, -1, projection.shape[1])
-
-
-def keypoints_of_pairs(batch: Batch) -> tuple[Tensor]:
-    """The keypoints in the first two views, (2, n, K, 2), in pixels of each view. Use it as `ExactStep.loss_inputs`.
-
-    Raises:
-        UserError: the data has no keypoints.
-    """
-    return (torch.stack([batch.keypoints_px(view) for view in range(2)]),)
