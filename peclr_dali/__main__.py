@@ -36,7 +36,9 @@ def run() -> None:
     if heeded:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "RANK" not in os.environ:  # a rank may wait in C++ for others, where no Python runs
-        signal.signal(signal.SIGTERM, _exit)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+                signal.signal(number, _exit)
     stop_with_torchrun()
     keep_freed_memory()
     try:

@@ -41,7 +41,7 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
 
     Raises:
         UserError: the input cannot be used, or the loss of a step is not finite.
-        Interrupted: SIGTERM or Ctrl-C came; the state is saved.
+        Interrupted: a signal of `StopSignals` came; the state is saved.
     """
     with started_run(config, resume) as run:
         config, world = run.config, run.world
@@ -104,7 +104,7 @@ class LabelledStep:
     pose: PoseConfig
 
     def __call__(self, batch: Batch) -> PoseStepResult:
-        """See `trainer.Step`."""
+        """The result of a step on a batch; the gradients are in the parameters."""
         dtype = next(self.gradient.network.parameters()).dtype
         targets = self.labels.of_view(batch.views[0], batch.samples[:, 0], self.pose, dtype)
         with casts_once(self.gradient.world.device):

@@ -1,10 +1,10 @@
 """Pre-training, from its configuration to its last step."""
 
+import functools
 import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
     Raises:
         UserError: the input cannot be used, `loss.name` is that of a loss that is not given, or the loss of a step is
             not finite.
-        Interrupted: SIGTERM or Ctrl-C came; the state is saved.
+        Interrupted: a signal of `StopSignals` came; the state is saved.
     """
     with started_run(with_loss_name(config, loss), resume) as run:
         config, world = run.config, run.world
@@ -107,11 +107,14 @@ def with_loss_name(config: Config, loss: Loss | None) -> Config:
 def has_recorded_settings(loss: Loss) -> bool:
     """Whether the name or `repr` of a loss shows its settings.
 
-    It does not for closures, methods, and objects or modules without a `__repr__` or `extra_repr` of their own.
+    It does not for closures, methods, partials, and objects or modules without a `__repr__` or `extra_repr` of their
+    own, or of a class that has more settings than the one whose `__repr__` it inherits.
     """
-    kind: Any = type(loss)
-    shows_nothing = kind.__repr__ is object.__repr__ or getattr(kind, "extra_repr", None) is nn.Module.extra_repr
-    return not (shows_nothing or getattr(loss, "__closure__", None) or hasattr(loss, "__self__"))
+    if getattr(loss, "__closure__", None) or hasattr(loss, "__self__") or isinstance(loss, functools.partial):
+        return False
+    shows = "extra_repr" if isinstance(loss, nn.Module) else "__repr__"
+    first = next(kind for kind in type(loss).__mro__ if "__init__" in vars(kind) or shows in vars(kind))
+    return shows in vars(first) and first not in (object, nn.Module)
 
 
 def pretraining_optimizer(config: Config, network: ContrastiveNetwork) -> torch.optim.Optimizer:

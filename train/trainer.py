@@ -52,7 +52,7 @@ def train(
 
     Raises:
         UserError: the loss or the weights are not finite, or too many files are bad.
-        Interrupted: SIGTERM or Ctrl-C came; the state is saved.
+        Interrupted: a signal of `StopSignals` came; the state is saved.
     """
     gc.freeze()  # the collector skips the objects that exist now, which stay until the end of the run
     world, batches = run.world, iter(loader)

@@ -207,8 +207,13 @@ def test_a_loss_whose_settings_are_not_recorded_is_told_once(
     def scaled(embeddings: Tensor) -> Tensor:
         return distance(embeddings) * weight
 
-    losses: list[Any] = [scaled, nn.Identity(), object(), NTXent().share, distance, NTXent()]
-    assert [has_recorded_settings(loss) for loss in losses] == [False] * 4 + [True] * 2
+    class Weighted(NTXent):  # whose `extra_repr` is that of a class without its setting
+        def __init__(self, weight: float) -> None:
+            super().__init__()
+            self.weight = weight
+
+    losses: list[Any] = [scaled, nn.Identity(), object(), NTXent().share, Weighted(2.0), distance, NTXent()]
+    assert [has_recorded_settings(loss) for loss in losses] == [False] * 5 + [True] * 2
     pretrain(tiny_run.config_of(images, tmp_path / "run", "train.epochs=1"), loss=scaled)
     assert ["settings of the loss <function" in message for message in caplog.messages].count(True) == 1
 

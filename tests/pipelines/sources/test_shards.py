@@ -238,6 +238,7 @@ def write_tar(file: Path, members: dict[str, bytes], kind: bytes = tarfile.REGTY
         (lambda data: data[:1100], 1024, 1),  # in the second header
         (lambda data: data[:2600], 2600, 3),  # in the third image
         (lambda data: data[:6144], 6144, 6),  # before the end
+        (lambda data: data[:6656], 6144, 6),  # in the end
         (lambda data: data[:2070] + b"\1" + data[2071:], 2048, 2),  # in the third header
         (lambda data: data[:2048] + bytes(1024) + data[3072:4096] + bytes(6144), 4096, 3),
         (lambda data: data[:2048] + bytes(30_000), 2048, 2),
