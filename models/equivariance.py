@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peclr_dali.models.config import EquivarianceConfig, Extent, Variant
-from peclr_dali.models.nt_xent import require_floats
+from peclr_dali.models.tensor_checks import require_floats
 
 
 def build_undo(config: EquivarianceConfig, output_side_px: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from peclr_dali.models.config import EncoderConfig, ProjectorConfig
 from peclr_dali.models.encoders import Encoder, build_encoder
-from peclr_dali.models.nt_xent import TILE_ELEMENTS, require_floats
+from peclr_dali.models.nt_xent import TILE_ELEMENTS
+from peclr_dali.models.tensor_checks import require_floats
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peclr_dali.bounds import Positive
+from peclr_dali.models.tensor_checks import require_floats
 
 TILE_ELEMENTS = 2**24
 """Largest number of similarities in memory at once: 64 MiB in float32. The whole matrix has (2n)(2N) of them."""
@@ -125,21 +125,3 @@ class _TiledCrossEntropy(torch.autograd.Function):
             raise NotImplementedError("NTXent has no second derivatives: leave create_graph=True out")
         (gradient,) = ctx.saved_tensors
         return gradient * outer, None, None
-
-
-def require_floats(name: str, value: Any, shape: Sequence[int | str]) -> None:
-    """Check a tensor of floats. A letter in `shape` stands for any size above 0.
-
-    Raises:
-        TypeError: it is no tensor, not dense, or not of real floats.
-        ValueError: it has another shape.
-    """
-    wanted = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout != torch.strided:
-        found = f"a {value.dtype} tensor ({value.layout})" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name}: found {found}, expected a dense tensor of floats of shape {wanted}")
-    if value.ndim != len(shape) or any(
-        size == 0 if isinstance(expected, str) else size != expected
-        for size, expected in zip(value.shape, shape, strict=True)
-    ):
-        raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {wanted}")

@@ -1,7 +1,5 @@
 """Errors that end a command with one line and exit code 2. Nothing is imported here: every command imports it."""
 
-import logging
-
 
 class UserError(Exception):
     """Bad input: the command line prints the message as one line and exits with code 2.
@@ -33,14 +31,6 @@ def printable(text: str) -> str:
 def in_one_line(error: object, limit: int = 200) -> str:
     """The text of an error in one line of at most `limit` characters, or its type if it has no text."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
-
-
-class OneLine(logging.Formatter):
-    """A log formatter that escapes control characters and newlines."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
-        """The message of a record, escaped."""
-        return printable(super().formatMessage(record))
 
 
 def as_size(count: float) -> str:

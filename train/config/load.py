@@ -16,6 +16,8 @@ from peclr_dali.parsing import is_left_to_shell, or_shipped, regular
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
 
+T = TypeVar("T")
+
 FREE_ON_RESUME = (
     "run.out",
     "run.log_every",
@@ -98,7 +100,6 @@ def without_numbers(key: str) -> str:
     return ".".join(part for part in key.split(".") if not part.isdecimal())
 
 
-T = TypeVar("T")
 Layer = tuple[str, Mapping[str, Any]]
 """A file or an option, with its tables."""
 

@@ -7,9 +7,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that this process gets when its parent ends."""
-
 
 def stop_with_torchrun() -> None:
     """If torchrun started this rank, get SIGTERM when torchrun ends, also when it is killed.
@@ -17,7 +14,7 @@ def stop_with_torchrun() -> None:
     Otherwise the rank would go on, and a new start of the run would find its folder in use.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: what it gets when its parent ends
 
 
 class Interrupted(Exception):  # noqa: N818  asked for, not an error

@@ -10,9 +10,17 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from peclr_dali.errors import OneLine
+from peclr_dali.errors import printable
 
 console = Console(stderr=True, soft_wrap=True)
+
+
+class OneLine(logging.Formatter):
+    """A log formatter that escapes control characters and newlines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
+        """The message of a record, escaped."""
+        return printable(super().formatMessage(record))
 
 
 def print_line(text: str) -> None:

@@ -19,6 +19,8 @@ from peclr_dali.train.runs.run import AnyRun
 from peclr_dali.train.steps.stopwatch import Stopwatch
 from peclr_dali.train.steps.train_state import TrainState
 
+R = TypeVar("R", bound="Result")
+
 
 class Result(Protocol):
     """Result of a step, for the training loop."""
@@ -26,9 +28,6 @@ class Result(Protocol):
     @property
     def loss(self) -> Tensor:
         """Scalar, of the global batch, on the device."""
-
-
-R = TypeVar("R", bound=Result)
 
 
 class Meter(AbstractContextManager["Meter[R]"], Generic[R]):

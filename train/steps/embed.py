@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peclr_dali.models.nt_xent import require_floats
+from peclr_dali.models.tensor_checks import require_floats
 from peclr_dali.pipelines.batch import Batch
 
 

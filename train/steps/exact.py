@@ -13,7 +13,8 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from peclr_dali.models.nt_xent import AnchorLoss, require_floats
+from peclr_dali.models.nt_xent import AnchorLoss
+from peclr_dali.models.tensor_checks import require_floats
 from peclr_dali.train.steps.memory import HEADROOM_BYTES, GraphBytes, free_bytes
 from peclr_dali.train.steps.micro_batches import MicroBatchStep, casts_once, one_momentum_step
 
