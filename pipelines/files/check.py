@@ -76,7 +76,7 @@ def check_image(data: bytes | PixelArray) -> ImageFile:
         return ImageFile(array, (first, second), at)
     if fault != 1:
         raise BadImage(JPEG_FAULTS[fault].format(at=at, first=first, second=second, size=len(array)))
-    data = array.tobytes()
+    data = data if isinstance(data, bytes) else array.tobytes()
     if data.startswith(PNG_START):
         return check_png(data)
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":

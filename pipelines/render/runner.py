@@ -1,9 +1,9 @@
 """The stage that runs DALI on chunks, and finds the files that do not decode."""
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import tee
 from typing import Any
 
 import cv2
@@ -29,17 +29,23 @@ def run_chunks(
     Raises:
         RuntimeError: memory is short.
     """
-    taken, queued = tee(chunks)
-    pipeline = build(taken)
+    queued: deque[Chunk] = deque()  # and no `tee`, which keeps dozens of chunks that were taken
+
+    def queue() -> Iterator[Chunk]:
+        for chunk in chunks:
+            queued.append(chunk)
+            yield chunk
+
+    pipeline = build(queue())
     pipeline.schedule_run()  # the first call fills DALI's queue
-    for chunk in queued:
+    while queued:
         outputs: Outputs | None = None
         try:
             outputs = tuple(pipeline.outputs())
         except RuntimeError as error:  # other chunks in the queue are not affected
             raise_if_no_memory(error)
         pipeline.schedule_run()
-        yield chunk, outputs
+        yield queued.popleft(), outputs
 
 
 class FileDecoder:
@@ -50,11 +56,8 @@ class FileDecoder:
 
     def __init__(self, settings: Settings) -> None:
         self._chunk: Chunk
-        self._pipeline = decode_pipeline(replace(settings, prefetch=1), self._chunks())
-
-    def _chunks(self) -> Iterator[Chunk]:
-        while True:
-            yield self._chunk
+        chunks = iter(lambda: self._chunk, None)  # whichever is decoded next, without end
+        self._pipeline = decode_pipeline(replace(settings, prefetch=1), chunks)
 
     def error(self, chunk: Chunk) -> RuntimeError | None:
         """DALI's error when a chunk is decoded, in its regions; None if all its files decode."""

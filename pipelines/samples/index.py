@@ -5,7 +5,7 @@ import os
 import stat
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -201,17 +201,16 @@ class Index:
             OSError: it cannot be read; the file is at fault.
             UserError: the machine is at fault, as without memory or with too many open files.
         """
-        (data,) = self.read_many([sample])
+        data = next(self.read_many([sample]))
         if isinstance(data, OSError):
             raise data
         return data
 
-    def read_many(self, samples: Sequence[int]) -> list[Bytes]:
-        """Read the bytes of some samples' files, of a store in one call. A `UserError` as in `read`."""
+    def read_many(self, samples: Sequence[int]) -> Iterator[Bytes]:
+        """Read the bytes of some samples: from a store in one call, else file by file. A `UserError` as in `read`."""
+        read: Iterable[Bytes] = (_read_or_error(f"{self.root}/{self.paths[sample]}") for sample in samples)
         if self.store is not None:
             read = self.store.read(samples)
-        else:
-            read = [_read_or_error(f"{self.root}/{self.paths[sample]}") for sample in samples]
         for sample, data in zip(samples, read, strict=True):
             if isinstance(data, OSError) and data.errno not in _FAULTS_OF_A_FILE:
                 raise UserError(
@@ -219,7 +218,7 @@ class Index:
                     "not replaced. Check memory, disk, network and 'ulimit -n'; a run goes on with --resume auto. If "
                     "only this file cannot be read, replace or remove it."
                 ) from data
-        return read
+            yield data
 
 
 def project_px(intrinsics: AnyArray, xyz_m: AnyArray) -> AnyArray:

@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,12 @@ def test_a_closed_loader_raises_an_error(folder: Index) -> None:
     never.close()
     with pytest.raises(RuntimeError, match="the loader is closed"):
         next(iter(never))
+
+
+def test_the_files_of_a_chunk_are_freed_when_the_next_one_is_there(folder: Index) -> None:
+    with loader_of(folder, last=None) as loader:
+        yielded = [weakref.ref(chunk.files[0].encoded) for chunk, _ in itertools.islice(loader.decoded(), 20)]
+        assert sum(reference() is not None for reference in yielded) <= 2
 
 
 def test_a_buffer_is_reused_only_when_nothing_refers_to_it() -> None:
