@@ -24,7 +24,7 @@ CARD = Scale(
     held_out=(f"data.root={_HANDS}", "data.split=val"),  # 1,600 images of 400 poses no network has seen
     pretrain_files=(Path("configs/peclr_rn50.toml"), Path("configs/cards/h100.toml")),
     finetune_files=(Path("configs/finetune_rn50.toml"),),
-    hands={"out": Path(_HANDS), "poses": 4000, "seed": 6, "scenes": 300, "varied": True},
+    hands=({"out": Path(_HANDS), "poses": 4000, "seed": 6, "scenes": 300, "varied": True},),
 )
 
 

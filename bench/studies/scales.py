@@ -35,7 +35,7 @@ SMALL = Scale(
         "optim.lr=6e-3", "optim.warmup_epochs=0.5", "train.batch=32", "train.micro_batch=32",  # few steps
     ),
     held_out=(f"data.root={_HANDS}", "data.split=val"),  # 1,440 of 14,400 images: 360 poses, which no network has seen
-    hands={"out": Path(_HANDS), "poses": 3600, "seed": 3, "scenes": 300},
+    hands=({"out": Path(_HANDS), "poses": 3600, "seed": 3, "scenes": 300},),
 )  # fmt: skip
 """A pre-training takes 1,000 steps of 256 images: 6 minutes of a core with instructions for bf16."""
 

@@ -52,7 +52,7 @@ class Scale:
     held_out: Keys  # choose the images to measure on
     pretrain_files: tuple[Path, ...] = ()
     finetune_files: tuple[Path, ...] = ()
-    hands: Mapping[str, Any] | None = None  # arguments of `make_dataset`, if hands are rendered
+    hands: Sequence[Mapping[str, Any]] = ()  # arguments of `make_dataset` for each set that is rendered
     overrides: Keys = ()  # over all other keys of every run
 
 
@@ -149,11 +149,11 @@ class Study:
 
     def run(self) -> None:
         """Train, measure and compare. Under torchrun only pre-train: a call without it does what is left."""
-        if self.scale.hands is not None:
-            root = Path(self.scale.hands["out"])
+        for hands in self.scale.hands:
+            root = Path(hands["out"])
             root.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{root}.lock"), progress_bar(f"rendering {root}") as progress:  # another process waits
-                make_dataset(progress=progress, **self.scale.hands)
+                make_dataset(progress=progress, **hands)
         chosen = [network for network in self.networks if not self.only or network.arm in self.only]
         for on in dict.fromkeys(network.on for network in chosen):
             self.add(measure_constants(on))  # which shows whether the images are there

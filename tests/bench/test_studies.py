@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from peclr_dali.bench.rows import study_tables
-from peclr_dali.bench.studies import card, figure_6_table_1, figure_7, scales, study, tables_2_3
+from peclr_dali.bench.studies import card, figure_6_table_1, figure_7, scales, study, tables_2_3, to_the_end
 from peclr_dali.bench.studies.study import Claim, Network, Scale, Study
 from peclr_dali.ranks import Ranks
 from peclr_dali.train.config.load import load_config
@@ -25,10 +25,11 @@ from tests.train.narrow import narrow_resnet18
 
 STUDIES = [
     (name, function, scale)
-    for file in (card, figure_6_table_1, figure_7, tables_2_3)
+    for file in (card, figure_6_table_1, figure_7, tables_2_3, to_the_end)
     for name, functions in file.STUDIES.items()
     for function, scale in functions.items()
 ]
+SHIPPED = "networks/peclr_rn18.safetensors"
 Configs = dict[str, Any]
 
 
@@ -79,7 +80,7 @@ def test_every_study_trains_what_it_compares(configs: Configs, tmp_path: Path, m
         made = run(function, scale, configs, seeds=[0])
         assert scale.folder.name == name
         for number, config in enumerate(configs.values()):
-            assert config.encoder.weights in {"random", "imagenet", *[*configs][:number]}
+            assert config.encoder.weights in {"random", "imagenet", SHIPPED, *[*configs][:number]}
         texts = {repr(config).replace(repr(out), "") for out, config in configs.items()}
         assert len(texts) == len(configs)
         assert all(shared.setdefault(out, config) == config for out, config in configs.items())
@@ -171,7 +172,7 @@ def called(*arguments: str) -> int:
     folder = Path("runs/small")
     on = ("data.root=hands", "data.split=val")
     hands = {"out": Path("hands"), "poses": 8, "seed": 0, "scenes": 2}
-    scale = Scale(folder, ("data.root=hands",), ("data.root=hands",), on, hands=hands)
+    scale = Scale(folder, ("data.root=hands",), ("data.root=hands",), on, hands=[hands])
     with patch("sys.argv", ["study", *arguments]), pytest.raises(SystemExit) as leaving:
         study.main({"small": {two_arms: scale}})
     return int(leaving.value.code or 0)
