@@ -19,8 +19,6 @@ from peclr_dali.pipelines.samples.order import EpochOrder
 from peclr_dali.pipelines.samples.partners import Partners, of_pairs, of_same_group
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
-from peclr_dali.train.config.finetuning import FinetuneConfig
-from peclr_dali.train.config.load import load_config
 from peclr_dali.train.steps.embed import keypoints_of_pairs
 from tests.pipelines.harness import SMALL, assert_equal, jpeg, load, smooth_image, write_jpegs
 from tests.pipelines.sources.layouts import assert_refused, write_image
@@ -139,6 +137,8 @@ def test_another_version_of_a_pose(tmp_path: Path) -> None:
         (batch,) = loader
     assert (batch.samples[:, 0] % 6 == batch.samples[:, 1] % 6).all()
     assert (batch.samples[:, 0] != batch.samples[:, 1]).all()
+    alone = DataConfig(root=str(tmp_path / "hands"), versions=("gs",), positive="version")
+    assert_refused(alone, r"no image of .* has a partner")
 
 
 def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,15 +186,6 @@ def test_pairs_that_cannot_be_used_are_one_line(
     write_image(tmp_path / "images" / "x.jpg", 56, 40)
     (tmp_path / "p.csv").write_text(text)
     assert_refused(DataConfig("folder", "images", **settings), message)
-
-
-def test_no_partner_at_all_is_an_error_and_fine_tuning_takes_none(tmp_path: Path) -> None:
-    write_hands(tmp_path / "hands", 6)
-    assert_refused(
-        DataConfig(root=str(tmp_path / "hands"), versions=("gs",), positive="version"), r"no image of .* has a partner"
-    )
-    with pytest.raises(UserError, match="a pose is learnt from single views"):
-        load_config(FinetuneConfig, [], ["data.positive=version"])
 
 
 def test_several_sources_with_and_without_pairs(folder: Index) -> None:

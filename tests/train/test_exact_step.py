@@ -20,7 +20,6 @@ from tests.train.tiny_step import (
     Operators,
     Recompute,
     assert_same,
-    buffers,
     exact_step,
     gradients,
     images,
@@ -50,7 +49,7 @@ def test_gradient_equals_that_of_the_whole_loss_in_train_mode(
 @pytest.mark.parametrize("recompute", ["never", "always"])
 def test_frozen_batch_norm_makes_chunking_invisible(recompute: Recompute, micro_batch: int) -> None:
     trained = network()
-    run(trained, 12, 4)  # statistics unlike the initial ones
+    run(trained, 12, 4)  # statistics unlike the initial ones, and gradients, which the next step does not add to
     trained.eval()
     loss, expected = plain_gradients(trained, 12, 12)
     before = [buffer.clone() for buffer in trained.buffers()]
@@ -66,12 +65,11 @@ def test_recomputing_gives_the_same_bits(how: dict[str, Any]) -> None:
     kept, recomputed = network(), network()
     first, second = run(kept, 12, 2, "never"), run(recomputed, 12, 2, **how)
     assert first.recompute_difference is None
-    assert second.recompute_difference is not None
-    assert second.recompute_difference.item() == 0
+    assert second.recompute_difference == 0
     assert torch.equal(first.loss, second.loss)
     assert torch.equal(first.embeddings, second.embeddings)
-    for ours, theirs in ((gradients(kept), gradients(recomputed)), (buffers(kept), buffers(recomputed))):
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert_same(gradients(recomputed), gradients(kept), relative=0)
+    assert_same(list(recomputed.buffers()), list(kept.buffers()), relative=0)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
@@ -82,9 +80,7 @@ def test_a_network_that_is_not_a_function_of_its_input_gives_a_warning(
     noisy = nn.Sequential(nn.Flatten(), nn.Dropout(rate), nn.Linear(3 * SIDE_PX**2, 4).double())
     step = exact_step(noisy, batch=4, micro_batch=2, recompute="always")
     for _ in range(2):
-        difference = step(images(4)).recompute_difference
-        assert difference is not None
-        assert difference.item() > 1e-3
+        assert (step(images(4)).recompute_difference or 0) > 1e-3
     (warning,) = caplog.records
     assert "recomputed embeddings differ" in warning.getMessage()
 
@@ -109,14 +105,6 @@ def test_embeddings_are_the_inverted_projections_in_order() -> None:
             torch.testing.assert_close(result.embeddings[k], expected, atol=1e-13, rtol=0)
     assert not result.embeddings.requires_grad
     assert not result.loss.requires_grad
-
-
-def test_second_step_does_not_see_the_gradients_of_the_first() -> None:
-    model = network().eval()
-    run(model, 6, 2)
-    once = [gradient.clone() for gradient in gradients(model)]
-    run(model, 6, 2)
-    assert_same(gradients(model), once)
 
 
 def test_gradients_of_all_tensors_are_summed_together() -> None:
@@ -177,8 +165,7 @@ def test_bfloat16_autocast() -> None:
     first = run(kept, 12, 4, "never", **settings)
     second = run(recomputed, 12, 4, "always", **settings)
     reference = run(exact, 12, 4, preprocess=to_float)
-    assert second.recompute_difference is not None
-    assert second.recompute_difference.item() == 0
+    assert second.recompute_difference == 0
     assert_same(gradients(recomputed), gradients(kept), relative=0)
     assert first.loss.dtype == first.embeddings.dtype == torch.float32
     assert not torch.equal(first.loss, reference.loss)  # it did run in bfloat16
@@ -205,8 +192,7 @@ def test_forward_and_backward_passes_are_the_ranks_own_work(recompute: Recompute
 
 
 def test_any_loss_of_any_module_on_any_number_of_views() -> None:
-    """From `train`, on plain tensors: three views of vectors, and a function as the loss."""
-    from peclr_dali import ExactStep
+    """On plain tensors: three views of vectors, and a function as the loss."""
 
     def loss_of(embeddings: Tensor) -> Tensor:  # every sample with every other, over all views
         flat = embeddings.flatten(0, 1)

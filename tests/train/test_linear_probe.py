@@ -1,4 +1,4 @@
-"""The probe of pre-training: its figures are scikit-learn's on any number of ranks, and it changes nothing."""
+"""What is read from a frozen encoder, by the probe of pre-training and by the read-out: scikit-learn's regression."""
 
 import json
 import math
@@ -13,18 +13,21 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from peclr_dali.errors import UserError
 from peclr_dali.models.network import ContrastiveNetwork, build_network
-from peclr_dali.pipelines.sources import load_index
+from peclr_dali.pipelines.sources import load_index, write_bad_list
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.world import World, described_world, joined
-from peclr_dali.train.pose.inference import canonical_loader
+from peclr_dali.train.evaluation.errors import evaluation_config
+from peclr_dali.train.pose.inference import canonical_loader, estimate_poses
+from peclr_dali.train.pose.labels import labels_to_learn
+from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pretrain import pretrain
-from peclr_dali.train.probe import ALPHA, Probe, build_probe, fit_ridge, probed_rows
+from peclr_dali.train.probe import ALPHA, Probe, build_probe, fit_read_out, fit_ridge, probed_rows
 from peclr_dali.train.runs.folder import RunFolder
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import narrow_resnet18
 
-DEMO = Path(__file__).parents[2] / "configs/demo.toml"
 POSES = 60
 ON = ("data.source=freihand", "probe.every_epochs=1", "probe.images=200", "train.epochs=12")
 
@@ -38,8 +41,8 @@ def config_of(root: Path, out: Path, *overrides: str) -> Config:
     return tiny_run.config_of(root, out, *ON, *overrides)
 
 
-def probe_of(config: Config) -> Probe:
-    probe = build_probe(load_index(config.data), config, World())
+def probe_of(config: Config, world: World) -> Probe:
+    probe = build_probe(load_index(config.data), config, world)
     assert probe is not None
     return probe
 
@@ -73,7 +76,7 @@ def test_figures_equal_those_of_scikit_learn_on_the_same_features(hands: Path, t
     config = config_of(hands, tmp_path / "run", "probe.every_epochs=100")
     index = load_index(config.data)
     rows, fitted = probed_rows(index, config)
-    probe, network = probe_of(config), seeded_network(config)
+    probe, network = probe_of(config, World()), seeded_network(config)
     features, figures = probe._features(network, None).numpy(), probe.figures(network, None)
 
     for place in (0, 70, len(rows) - 1):  # each image alone
@@ -126,9 +129,7 @@ def one_rank(root: str, out: str) -> None:
     """Runs in a process of its own, as torchrun would start it."""
     world, config = described_world("cpu"), config_of(Path(root), Path(out), "probe.every_epochs=100")
     with joined(world, 60.0):
-        probe = build_probe(load_index(config.data), config, world)
-        assert probe is not None
-        figures = probe.figures(seeded_network(config), None)
+        figures = probe_of(config, world).figures(seeded_network(config), None)
     Path(f"{out}-{world.rank}.json").write_text(json.dumps(figures))
 
 
@@ -143,7 +144,7 @@ def test_figures_are_the_same_to_the_bit_on_two_ranks(hands: Path, tmp_path: Pat
 
 def test_the_network_is_left_as_it_was(hands: Path, tmp_path: Path) -> None:
     config = config_of(hands, tmp_path / "run")
-    probe, network = probe_of(config), seeded_network(config).train()
+    probe, network = probe_of(config, World()), seeded_network(config).train()
     before, random = {name: tensor.clone() for name, tensor in network.state_dict().items()}, torch.get_rng_state()
     probe.figures(network, torch.bfloat16)
     assert all(module.training for module in network.modules())
@@ -180,3 +181,73 @@ def test_without_keypoints_there_is_no_probe_and_a_line_says_so(
         with caplog.at_level("INFO"):
             assert build_probe(unknown, config, World()) is None
         assert f"no probe: 0 of the {len(index)} images" in caplog.text
+
+
+@narrow_resnet18()
+def test_the_poses_of_a_read_out_are_those_of_scikit_learn(hands: Path, tmp_path: Path) -> None:
+    """Targets come from the labels and boxes without the read-out."""
+    run = load_pose_run(fit_read_out(tiny_hands.config_of(hands, tmp_path / "run", "train.frozen=true")).root)
+    assert run.network.refinement is None
+    features, views, boxes = {}, {}, {}
+    for split in ("train", "val"):
+        config = evaluation_config(run, (), [f"data.split={split}"])
+        index = load_index(config.data)
+        with canonical_loader(index, np.arange(len(index)), 1, config, World()) as loader, torch.inference_mode():
+            features[split] = (
+                torch.cat([run.network.features(batch.views[0].image) for batch in loader]).double().numpy()
+            )
+        box = index.box_px.astype(np.float64)[:, None]
+        xyz = index.targets["xyz_m"].astype(np.float64)
+        depth = (xyz[..., 2] - xyz[:, :1, 2]) / index.targets["scale_m"].astype(np.float64)[:, None]
+        views[split] = np.concatenate(
+            [((index.tables["keypoints_px"] - box[..., :2]) / box[..., 2:]), depth[..., None]], axis=2
+        )
+        boxes[split] = box
+    model = make_pipeline(StandardScaler(), Ridge(ALPHA)).fit(features["train"], views["train"].reshape(-1, 63))
+    expected = (
+        model.predict(features["val"]).reshape(-1, 21, 3)[..., :2] * boxes["val"][..., 2:] + boxes["val"][..., :2]
+    )
+    labels = labels_to_learn(index)  # of the validation split
+    poses = estimate_poses(run.network, index, labels.intrinsics, config, World())
+    np.testing.assert_allclose(poses.keypoints_px, expected, rtol=0, atol=0.02)
+    assert np.abs(poses.keypoints_px - labels.keypoints_px).max() > 0.5  # nothing is read off the labels
+
+
+@narrow_resnet18()
+def test_a_substitute_is_not_fitted_as_a_sample_of_its_own(hands: Path, tmp_path: Path) -> None:
+    """With a file that cannot be read, the head is that of the other files."""
+    root = shutil.copytree(hands, tmp_path / "hands")
+    index = load_index(tiny_hands.config_of(root, tmp_path).data)
+    bad = index.path(3)
+    write_bad_list(tmp_path / "bad.jsonl", {index.paths[3]: "cannot be read"})
+    without = fit_read_out(tiny_hands.config_of(root, tmp_path / "without", f"data.bad_list={tmp_path / 'bad.jsonl'}"))
+    bad.write_bytes(b"no picture")
+    damaged = fit_read_out(tiny_hands.config_of(root, tmp_path / "damaged", "data.max_bad_share=0.5"))
+    one, other = (load_pose_run(folder.root).network.head.state_dict() for folder in (without, damaged))
+    assert isinstance(one["weight"], torch.Tensor)
+    torch.testing.assert_close(one["weight"], other["weight"], rtol=1e-4, atol=1e-6)
+
+
+@narrow_resnet18()
+def test_a_read_out_by_two_processes_is_refused(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would fit to its share of the images."""
+    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UserError, match="by one process, and torchrun started 2: leave torchrun out"):
+        fit_read_out(tiny_hands.config_of(hands, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@narrow_resnet18()
+def test_a_read_out_is_fitted_once_and_the_encoder_stays(hands: Path, tmp_path: Path) -> None:
+    start = fit_read_out(tiny_hands.config_of(hands, tmp_path / "start", "run.seed=3")).checkpoints.paths()[-1]
+    config = tiny_hands.config_of(hands, tmp_path / "run", f"encoder.weights={start}", "data.label_fraction=0.5")
+    path = fit_read_out(config).checkpoints.paths()[-1]
+    before, after = (torch.load(one, weights_only=True)["network"] for one in (start, path))
+    assert all(torch.equal(before[key], after[key]) for key in before if key.startswith("encoder"))
+    assert not torch.equal(before["head.weight"], after["head.weight"])
+    written = path.stat().st_mtime_ns
+    fit_read_out(config, "auto")
+    assert path.stat().st_mtime_ns == written
+    with pytest.raises(UserError, match=r"label_fraction: was 0\.5, is now 1\.0"):
+        fit_read_out(tiny_hands.config_of(hands, tmp_path / "run", f"encoder.weights={start}"), "auto")

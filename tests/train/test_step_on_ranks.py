@@ -18,7 +18,6 @@ from tests.train.tiny_step import (
     OfKeypoints,
     Recompute,
     assert_same,
-    buffers,
     exact_step,
     gradients,
     images,
@@ -39,7 +38,7 @@ def one_rank(recompute: Recompute, loss: Callable[..., torch.Tensor], folder: st
         model = network()
         result = run(model, SAMPLES, MICRO_BATCH, recompute, world, loss)
     of_step = (result.loss, result.embeddings, result.recompute_difference)
-    outcome = (repr(world), *of_step, gradients(model), buffers(model))
+    outcome = (repr(world), *of_step, gradients(model), list(model.buffers()))
     torch.save(outcome, Path(folder) / f"{world.rank}.pt")
 
 
@@ -62,8 +61,7 @@ def test_any_number_of_ranks_trains_the_same_function(
     """Against autograd through everything at once, batch norm in train mode."""
     ranks.run_ranks(world_size, one_rank, recompute, loss_of, str(tmp_path), log=tmp_path / "log")
 
-    model = network()
-    loss, expected = plain_gradients(model, SAMPLES, MICRO_BATCH, loss_of)
+    loss, expected = plain_gradients(network(), SAMPLES, MICRO_BATCH, loss_of)
     model = network()
     single = run(model, SAMPLES, MICRO_BATCH, loss=loss_of)
     shares = [len(micro_batch_share(SAMPLES, MICRO_BATCH, rank, world_size)) for rank in range(world_size)]
@@ -76,7 +74,7 @@ def test_any_number_of_ranks_trains_the_same_function(
         torch.testing.assert_close(their_loss, loss, atol=1e-12, rtol=0)
         torch.testing.assert_close(embeddings, single.embeddings, atol=1e-12, rtol=0)
         assert_same(their_gradients, expected)
-        assert_same(their_buffers, buffers(model))
+        assert_same(their_buffers, list(model.buffers()))
 
 
 KEPT = (0, 1, 2, None)
@@ -92,7 +90,7 @@ def one_rank_keeping_graphs(folder: str) -> None:
             model = network()
             step = exact_step(model, batch=8, micro_batch=2, recompute="auto", world=world, kept_graphs=kept_graphs)
             result = step(part(images(8), step.share))
-            tensors = [result.loss, result.embeddings, *gradients(model), *buffers(model)]
+            tensors = [result.loss, result.embeddings, *gradients(model), *model.buffers()]
             outcomes.append((step.kept_graphs, result.recompute_difference, tensors))
     torch.save(outcomes, Path(folder) / f"{world.rank}.pt")
 

@@ -174,10 +174,6 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
-def buffers(model: nn.Module) -> list[Tensor]:
-    return list(model.buffers())
-
-
 def assert_same(ours: list[Tensor], theirs: list[Tensor], relative: float = 1e-10) -> None:
     """Each tensor's difference is small against its largest number."""
     assert len(ours) == len(theirs) > 0
