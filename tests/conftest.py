@@ -50,9 +50,9 @@ def logging_set_back() -> Iterator[None]:
 
 
 _LONGEST = (
-    "test_finetune.py", "test_pretrain.py", "test_missing_ranks.py", "test_predict.py",
+    "test_finetune.py", "test_pretrain.py", "test_all_ranks.py", "test_predict.py",
     "test_export.py", "test_exif.py", "test_check_data.py", "test_views.py", "test_mutated_files.py",
-    "test_shards.py", "test_kills.py", "test_compiled.py", "test_one_run_per_folder.py", "test_report.py",
+    "test_shards.py", "test_compiled.py", "test_one_run_per_folder.py", "test_report.py",
 )  # fmt: skip
 """Files whose tests take long begin first: a worker runs a whole file, and the others would wait at the end."""
 

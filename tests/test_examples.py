@@ -87,7 +87,9 @@ def test_simhands_loss_is_the_written_out_sum() -> None:
 
 @narrow_resnet18()
 def test_own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = f"--images 24 --batch 12 --epochs 2 --data {tmp_path / 'images'} --out {tmp_path / 'run'}"
+    """The encoder of such a run is reported on, exported and fine-tuned."""
+    run_folder, encoder = tmp_path / "run", tmp_path / "encoder.pth"
+    arguments = f"--images 24 --batch 12 --epochs 2 --data {tmp_path / 'images'} --out {run_folder}"
     printed = run("examples.own_loss", arguments, monkeypatch, capsys)
     again = run("examples.own_loss", arguments, monkeypatch, capsys)  # has finished
     rows = r"step (\d): loss (\S+) = (\S+) \+ 0.5 \* (\S+)"
@@ -97,16 +99,6 @@ def test_own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert loss == pytest.approx(aligned + 0.5 * uniform, abs=2e-3)
         assert uniform < 0 < aligned
     assert re.findall(rows, again) == re.findall(rows, printed)
-
-
-@narrow_resnet18()
-def test_other_commands_take_a_run_with_a_loss_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The encoder of such a run is reported on, exported and fine-tuned."""
-    run_folder, encoder = tmp_path / "run", tmp_path / "encoder.pth"
-    arguments = f"--images 24 --batch 12 --epochs 1 --data {tmp_path / 'images'} --out {run_folder}"
-    run("examples.own_loss", arguments, monkeypatch, capsys)
     hands = tiny_hands.write_hands(tmp_path / "hands", 6)
     settings = tiny_hands.settings(hands, tmp_path / "fine", "train.epochs=1", "optim.lr=1e-12")
     assert run_cli("report", str(run_folder), "--out", str(tmp_path / "report.html")) == 0

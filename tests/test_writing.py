@@ -1,9 +1,13 @@
 """What a command writes is whole or absent, whatever the disk does."""
 
+import contextlib
 import os
+import resource
+import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,7 +16,6 @@ from matplotlib.figure import Figure
 
 from peclr_dali.train.runs.pictures import save_figure, save_sheet
 from peclr_dali.writing import whole_file, write_text
-from tests.full_disk import files_of_at_most
 
 
 def save_by_torch(path: Path) -> None:
@@ -29,6 +32,22 @@ def save_by_matplotlib(path: Path) -> None:
 def save_by_zipfile(path: Path) -> None:
     with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a", os.urandom(5000))
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The kernel refuses to write more than `size` bytes into a file.
+
+    Python must not write bytecode meanwhile: it does not notice that the file ends early, and no later process could
+    import the module.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        with patch.object(sys, "dont_write_bytecode", True), patch.dict(os.environ, PYTHONDONTWRITEBYTECODE="1"):
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)

@@ -8,21 +8,18 @@ import cv2
 import numpy as np
 import pytest
 
+from peclr_dali import DataConfig, PipelinesConfig, UserError, World
 from peclr_dali.bench.loaders import PEERS, OurLoader, checked_files, compare_loaders, table_of, verdict
 from peclr_dali.bench.measure import Rounds
 from peclr_dali.bench.rows import read_rows
-from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.samples.partners import of_pairs
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.shards.pack import pack
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.world import World
 from tests.command_line import as_options, run_cli
-from tests.train.tiny_run import write_images
+from tests.train.tiny_run import ROOT, write_images
 
 CPU = World().device
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -4,18 +4,17 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from peclr_dali import Batch, World
 from peclr_dali.bench import training
 from peclr_dali.bench.measure import Rounds
-from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.world import World
 from tests.command_line import as_options, run_cli
 from tests.train.tiny_run import TINY, write_images
 
@@ -56,16 +55,12 @@ def test_waiting_is_the_time_until_a_batch_arrives(
     config = load_config(Config, [], settings)
     bench = training.StepBench(config, load_index(config.data), World())
 
-    @contextmanager
-    def loader() -> Iterator[Iterator[Batch]]:
-        def batches() -> Iterator[Batch]:
-            while True:
-                time.sleep(loading_s)
-                yield bench.batches[0]
+    def batches() -> Iterator[Batch]:
+        while True:
+            time.sleep(loading_s)
+            yield bench.batches[0]
 
-        yield batches()
-
-    monkeypatch.setattr(bench, "_make_loader", loader)
+    monkeypatch.setattr(bench, "_make_loader", lambda: nullcontext(batches()))
     monkeypatch.setattr(bench, "step", lambda batch: time.sleep(stepping_s))
     steps = bench.with_loader()
     for _ in range(8):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from peclr_dali.models.config import ProjectorConfig
 from peclr_dali.models.encoders import make_encoder
 from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD, Normalize, build_projector, health
+from tests.train.tiny_step import Operators
 
 
 def every_pixel(layout: torch.memory_format) -> torch.Tensor:
@@ -34,16 +34,10 @@ def test_pixels_have_imagenets_mean_and_deviation(layout: torch.memory_format) -
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_gets_the_rounded_float32_in_one_pass(dtype: torch.dtype, layout: torch.memory_format) -> None:
-    pixels, normalize, passes = every_pixel(layout), Normalize(), []
-
-    class Passes(TorchDispatchMode):
-        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            passes.append(str(operator))
-            return operator(*args, **(kwargs or {}))
-
-    with torch.autocast("cpu", dtype), Passes():
+    pixels, normalize = every_pixel(layout), Normalize()
+    with torch.autocast("cpu", dtype), Operators() as passes:
         rounded = normalize(pixels)
-    assert passes == ["aten.empty_like.default", "aten.addcmul.out"]
+    assert passes.counts == {("empty_like", torch.uint8): 1, ("addcmul", torch.float32): 1}  # into what is empty
     assert rounded.dtype == dtype
     assert rounded.is_contiguous(memory_format=layout)
     assert torch.equal(rounded, normalize(pixels).to(dtype))

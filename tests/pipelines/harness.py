@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from peclr_dali import Batch, DataConfig, Index, PipelinesConfig, View
 from peclr_dali.pipelines.arrays import BoolArray, FloatArray
-from peclr_dali.pipelines.batch import Batch, View
-from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.loader.loader import Loader, build_loader
 from peclr_dali.pipelines.loader.prepare import Quarantine
@@ -21,7 +20,6 @@ from peclr_dali.pipelines.render.dali_graph import decode_pipeline
 from peclr_dali.pipelines.render.renderers import make_renderer
 from peclr_dali.pipelines.render.runner import run_chunks
 from peclr_dali.pipelines.render.settings import Settings
-from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.order import EpochOrder, Order, Schedule
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig

@@ -160,34 +160,20 @@ def test_the_jitter_is_exact_over_its_whole_range(kernel: ModuleType) -> None:
 
 @pytest.mark.parametrize("fill", [200, "edge"])
 def test_views_from_very_near_and_very_far(kernel: ModuleType, fill: Fill) -> None:
-    """A pixel that fills the view, an image smaller than a pixel of it, and boxes that do not meet the image."""
+    """A pixel that fills the view, an image smaller than a pixel of it, and boxes that do not meet the image; and the
+    last row and column of an image whose sides are odd after each of four halvings."""
     rng = np.random.default_rng(0)
     geometry = GeometryConfig(side_px=16, fill=fill)
-    image = smooth_image(rng, 21, 30, sigma_px=2)
-    boxes = np.array([[15, 11, 20]] * 5 + [[4000, -3000, 20], [-2000, 10, 1], [15, 11, 1e5]], np.float32)
+    images = [smooth_image(rng, 21, 30, sigma_px=2)] * 8 + [smooth_image(rng, 129, 193, sigma_px=5)]
+    boxes = np.array([[15, 11, 20]] * 5 + [[4000, -3000, 20], [-2000, 10, 1], [15, 11, 1e5], [150, 90, 16]], np.float32)
     draws = np.tile(PLAIN_DRAW, (len(boxes), 1))
-    draws[:, Draw.MAGNIFICATION] = [1e-3, 0.02, 30, 500, 4000, 1, 10, 1]
-    draws[:, Draw.ANGLE_DEG] = rng.uniform(-180, 180, len(boxes))
-    images = [image] * len(boxes)
+    draws[:, Draw.MAGNIFICATION] = [1e-3, 0.02, 30, 500, 4000, 1, 10, 1, 1.3 / 16]
+    draws[:, Draw.ANGLE_DEG] = [*rng.uniform(-180, 180, 8), 20]
     ((view,), halvings) = views_of(kernel, images, boxes, [draws], geometry, NO_COLOUR)
-    assert halvings == {0, 3}
+    assert halvings == {0, 3, 4}
     for row, made in enumerate(view):
-        expected, _ = oracle(image, boxes[row], draws[row], geometry, NO_COLOUR, mirror=False)
+        expected, _ = oracle(images[row], boxes[row], draws[row], geometry, NO_COLOUR, mirror=False)
         assert np.abs(expected - made).max() <= 1
-
-
-def test_many_halvings(kernel: ModuleType) -> None:
-    """Of an image whose sides are odd after every halving."""
-    rng, halvings = np.random.default_rng(0), 4
-    geometry = GeometryConfig(side_px=8, fill="edge")
-    image = smooth_image(rng, 129, 193, sigma_px=5)
-    draws = PLAIN_DRAW[None].copy()
-    draws[:, Draw.MAGNIFICATION], draws[:, Draw.ANGLE_DEG] = 1.3 * 0.5**halvings, 20
-    box_px = np.array([[150, 90, 8]], np.float32)  # the view shows the last row and column
-    ((view,), made) = views_of(kernel, [image], box_px, [draws], geometry, NO_COLOUR)
-    assert made == {halvings}
-    expected, _ = oracle(image, box_px[0], draws[0], geometry, NO_COLOUR, mirror=False)
-    assert np.abs(expected - view[0]).max() <= 1
 
 
 def test_the_loader_runs_the_kernel(kernel: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

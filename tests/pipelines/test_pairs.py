@@ -11,15 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from peclr_dali import DataConfig, make_loader
-from peclr_dali.errors import UserError
-from peclr_dali.pipelines.batch import Batch
+from peclr_dali import Batch, DataConfig, UserError, keypoints_of_pairs, make_loader
 from peclr_dali.pipelines.samples.index import Index, join
 from peclr_dali.pipelines.samples.order import EpochOrder
 from peclr_dali.pipelines.samples.partners import Partners, of_pairs, of_same_group
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
-from peclr_dali.train.steps.embed import keypoints_of_pairs
 from tests.pipelines.harness import SMALL, assert_equal, jpeg, load, smooth_image, write_jpegs
 from tests.pipelines.sources.layouts import assert_refused, write_image
 from tests.pipelines.test_loader import UNDECODABLE

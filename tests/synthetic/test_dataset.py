@@ -12,8 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from peclr_dali.errors import UserError
-from peclr_dali.pipelines.config import DataConfig
+from peclr_dali import DataConfig, UserError
 from peclr_dali.pipelines.sources.boxes import read_boxes
 from peclr_dali.pipelines.sources.freihand import load_freihand
 from peclr_dali.synthetic import dataset

@@ -130,16 +130,10 @@ def pretrain_in_full(settings: Sequence[str]) -> None:
     _run("pretrain", settings)
 
 
-@narrow_resnet18()
-def finetune(settings: Sequence[str]) -> None:
-    """`cli.py finetune --resume auto` of a narrow network."""
-    _run("finetune", settings)
-
-
 @_slow_steps()
 @narrow_resnet18()
 def finetune_slowly(settings: Sequence[str]) -> None:
-    """Likewise, and each step waits a little, so that there is time to be killed."""
+    """`cli.py finetune --resume auto` likewise."""
     _run("finetune", settings)
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
-from peclr_dali.pipelines.samples.index import Index
+from peclr_dali import DataConfig, Index, PipelinesConfig
 from peclr_dali.pipelines.sources import load_index, read_source, rows_not_listed, write_bad_list
 from peclr_dali.train.check_data import DOES_NOT_DECODE, ENDS_THE_DECODER, check_data
 from tests.command_line import as_options, run_cli

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
+from peclr_dali import Batch, View, World
 from peclr_dali.models.network import Normalize
-from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.steps.exact import StepResult
@@ -25,7 +24,7 @@ from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.trainer import before_the_loader
 from tests.train import ranks
 from tests.train.tiny_run import STEPS, config_of, rows_of, write_images
-from tests.train.tiny_step import Pretraining, part
+from tests.train.tiny_step import Pretraining, gradients, images, part
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
@@ -55,18 +54,11 @@ def state(*overrides: str, world: World | None = None) -> Pretraining:
 
 def batch(samples: int = 24, seed: int = 0) -> Batch:
     """Soft colours and any similarity, on the GPU."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def view() -> View:
-        coarse = torch.rand(samples, 3, 8, 8, generator=generator)
-        image = (F.interpolate(coarse, size=SIDE_PX, mode="bilinear") * 255).to(torch.uint8)
-        angle_rad, scale = torch.rand(2, samples, generator=generator) + 0.5
-        cos, sin = scale * angle_rad.cos(), scale * angle_rad.sin()
-        shift = torch.rand(samples, 2, 1, generator=generator) * 0.2 - 0.1
-        matrix = torch.cat([torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2), shift], dim=2)
-        return View(image.contiguous(memory_format=torch.channels_last), matrix, matrix)
-
-    return Batch((view(), view()), torch.arange(samples), torch.arange(samples)).to(GPU)
+    made = images(samples, seed=seed)
+    for view in made.views:
+        soft = F.interpolate(view.image.float(), size=SIDE_PX, mode="bilinear")
+        view.image = soft.to(torch.uint8).contiguous(memory_format=torch.channels_last)
+    return made.to(GPU)
 
 
 def assert_close(ours: StepResult, theirs: StepResult, *, loss: float, embeddings: float) -> None:
@@ -94,10 +86,9 @@ def test_what_makes_it_fast_changes_the_loss_little(override: str, loss: float, 
     result = made.exact(batch())
     assert_close(result, expected, loss=loss, embeddings=embeddings)
     assert result.embeddings.dtype == torch.float32
-    for parameter in made.network.parameters():
-        assert parameter.dtype == torch.float32
-        assert parameter.grad is not None
-        assert bool(parameter.grad.isfinite().all())
+    assert {parameter.dtype for parameter in made.network.parameters()} == {torch.float32}
+    assert len(gradients(made.network)) == len(list(made.network.parameters()))
+    assert bool(flat_gradient(made).isfinite().all())
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
@@ -122,8 +113,7 @@ def check_recorded(bound: float, world: World, *settings: str) -> None:
         assert_close(ours, theirs, loss=bound, embeddings=bound)
         difference = flat_gradient(recorded) - flat_gradient(plain)
         assert float(difference.norm()) <= bound * float(flat_gradient(plain).norm()), step
-        for one, other in zip(recorded.network.buffers(), plain.network.buffers(), strict=True):
-            torch.testing.assert_close(one, other, rtol=bound, atol=bound)
+        torch.testing.assert_close([*recorded.network.buffers()], [*plain.network.buffers()], rtol=bound, atol=bound)
         plain.take_step(seen)
         recorded.network.load_state_dict(plain.network.state_dict())
         recorded.state.scaler.load_state_dict(plain.state.scaler.state_dict())
@@ -246,14 +236,13 @@ def test_recomputing_gives_the_same_embeddings(precision: str, bound: float) -> 
     largest = float(expected.embeddings.abs().max())
     assert float(result.recompute_difference) <= bound * largest
     assert_close(result, expected, loss=bound, embeddings=bound)
-    for ours, theirs in zip(again.network.buffers(), kept.network.buffers(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound)
+    torch.testing.assert_close([*again.network.buffers()], [*kept.network.buffers()], rtol=bound, atol=bound)
     ours, theirs = flat_gradient(again), flat_gradient(kept)
     assert float((ours - theirs).norm()) <= 10 * bound * float(theirs.norm())
 
 
 def flat_gradient(made: Pretraining) -> Tensor:
-    return torch.cat([p.grad.flatten() for p in made.network.parameters() if p.grad is not None])
+    return torch.cat([gradient.flatten() for gradient in gradients(made.network)])
 
 
 @pytest.mark.parametrize("share", [1.0, 1e-9])

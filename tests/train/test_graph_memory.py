@@ -13,13 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from peclr_dali import Batch, ExactStep, World
 from peclr_dali.models.network import build_network
-from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import pretrain
-from peclr_dali.train.steps.exact import ExactStep
 from peclr_dali.train.steps.memory import GraphBytes, free_bytes
 from tests.train import tiny_run
 from tests.train.tiny_step import SIDE_PX, Recompute, assert_same, exact_step, gradients, images, network
@@ -99,14 +97,10 @@ def test_a_measured_graph_is_freed_with_its_result() -> None:
 def test_no_more_graphs_are_held_than_are_kept(kept_graphs: int, expected: list[int]) -> None:
     """Other graphs when one is built: first those of all micro-batches, then those that are built again."""
 
-    class Saved:
-        def __init__(self, tensor: Tensor) -> None:
-            self.tensor = tensor
+    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
 
-    alive: weakref.WeakSet[Saved] = weakref.WeakSet()
-
-    def pack(tensor: Tensor) -> Saved:
-        saved = Saved(tensor.detach())
+    def pack(tensor: Tensor) -> Tensor:
+        saved = tensor.detach()
         alive.add(saved)
         return saved
 
@@ -118,7 +112,7 @@ def test_no_more_graphs_are_held_than_are_kept(kept_graphs: int, expected: list[
             return super().forward(image.flatten(1))
 
     step = exact_step(Watched(3 * SIDE_PX**2, 4).double(), batch=6, micro_batch=2, kept_graphs=kept_graphs)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
         embedding = step.embed(images(6), slice(0, 2))
         of_a_graph = len(alive)
         del embedding

@@ -17,7 +17,6 @@ from tests.train import tiny_run
 
 pytestmark = pytest.mark.slow  # a minute or two each: whole jobs start, are killed and start again
 
-ROOT = Path(__file__).parents[2]
 EPOCHS = 15
 STEPS = 4 * EPOCHS
 LIMIT_S = 25.0
@@ -58,7 +57,7 @@ class Host:
             self.process = subprocess.Popen(
                 ["ip", "netns", "exec", self.space, "unshare", "--uts", "sh", "-c",
                  f"hostname host-{self.name}\n{again}", "sh", *torchrun],
-                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True,
+                cwd=tiny_run.ROOT, stdout=output, stderr=subprocess.STDOUT, text=True,
                 start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
                      "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},

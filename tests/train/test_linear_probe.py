@@ -13,11 +13,10 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from peclr_dali.errors import UserError
+from peclr_dali import UserError, World, described_world, joined
 from peclr_dali.models.network import ContrastiveNetwork, build_network
 from peclr_dali.pipelines.sources import load_index, write_bad_list
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.world import World, described_world, joined
 from peclr_dali.train.evaluation.errors import evaluation_config
 from peclr_dali.train.pose.inference import canonical_loader, estimate_poses
 from peclr_dali.train.pose.labels import labels_to_learn

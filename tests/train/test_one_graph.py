@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from peclr_dali import NTXent
 from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.models.encoders import build_encoder
-from peclr_dali.models.nt_xent import NTXent
 from peclr_dali.models.pose import PoseNetwork
-from peclr_dali.pipelines.batch import Batch
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from tests.train.tiny_run import ROOT, TINY
@@ -44,19 +43,11 @@ def traced(function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
     return torch.compile(function, backend=counter, fullgraph=True), counter
 
 
-def as_loaded(samples: int) -> Batch:
-    """Batches of the loader are channels-last, which matters to the tracer."""
-    batch = images(samples)
-    for view in batch.views:
-        view.image = view.image.contiguous(memory_format=torch.channels_last)
-    return batch
-
-
 def test_the_pose_network_is_one_graph() -> None:
     """In training under autocast, and in evaluation; the second micro-batch of the same size needs no other."""
     network = PoseNetwork(build_encoder(EncoderConfig("resnet18", "random"), 32), PoseConfig())
     forward, counter = traced(network)
-    pixels, cameras = as_loaded(4).views[0].image, torch.eye(3).expand(4, 3, 3)
+    pixels, cameras = images(4).views[0].image, torch.eye(3).expand(4, 3, 3)
     for graphs, training in enumerate((True, False), start=1):
         network.train(training)
         for micro_batch in (pixels, 255 - pixels):
@@ -89,12 +80,12 @@ def test_a_step_of_pretraining_has_one_graph(
         config = load_config(Config, [ROOT / "configs" / name for name in files], overrides)
         states.append(Pretraining(config))
         for _ in range(2):
-            states[-1].take_step(as_loaded(12))  # three micro-batches
+            states[-1].take_step(images(12))  # three micro-batches
     state, plain = states
     assert counter.frame_count == 1
     if "train.precision=fp32" in settings:
         torch.testing.assert_close(state.network.state_dict(), plain.network.state_dict())
-    torch.compile(state.network.eval())(as_loaded(4).views[0].image)
+    torch.compile(state.network.eval())(images(4).views[0].image)
     assert counter.frame_count == 2
 
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from peclr_dali.errors import UserError
+from peclr_dali import GeometryConfig, UserError
 from peclr_dali.models.config import EncoderConfig, ProjectorConfig
 from peclr_dali.models.encoders import build_encoder
 from peclr_dali.models.network import build_projector
-from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config, OptimConfig, TrainConfig
 from peclr_dali.train.pose.inference import inference

@@ -1,21 +1,22 @@
-"""Whole runs: killed and resumed, on one process and on two, and with a loss that a program brings along."""
+"""Whole runs: killed and resumed, on any number of processes, and with a loss that a program brings along."""
 
 import os
 import random
 import re
 import signal
-from collections.abc import Callable, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from peclr_dali.errors import UserError
-from peclr_dali.models.nt_xent import NTXent
+from peclr_dali import NTXent, UserError
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pretrain import has_recorded_settings, pretrain
@@ -23,11 +24,19 @@ from tests.conftest import Record
 from tests.train import ranks, tiny_run
 from tests.train.narrow import narrow_resnet18
 
+Pretrain = Callable[[Sequence[str]], None]
 
-def start(images: Path, out: Path, *overrides: str, world_size: int = 1) -> list[BaseProcess]:
+
+def start(
+    images: Path,
+    out: Path,
+    *overrides: str,
+    world_size: int = 1,
+    pretrain: Pretrain = ranks.pretrain_slowly,
+) -> list[BaseProcess]:
     """A run that can be killed or stopped before it ends."""
     settings = tiny_run.settings(images, out, *overrides)
-    return ranks.start_ranks(world_size, ranks.pretrain_slowly, settings, log=out.with_suffix(".log"))
+    return ranks.start_ranks(world_size, pretrain, settings, log=out.with_suffix(".log"))
 
 
 def run(images: Path, out: Path, *overrides: str, world_size: int = 1, code: int = 0) -> str:
@@ -61,19 +70,14 @@ def test_a_run_folder_holds_all_its_files(uninterrupted: Path) -> None:
         assert len({sample for step in range(4 * epoch + 1, 4 * epoch + 5) for sample in samples[step]}) == 48
 
 
-def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
+def test_killed_at_a_random_step_and_resumed_the_weights_are_the_same_bits(
     images: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "killed"
-    moment = random.Random(os.urandom(8))
-    kills = 0
-    for _ in range(2):
-        processes = start(images, out)
-        target = moment.randrange(1 + 5 * kills, 6 + 5 * kills)
-        ranks.wait_for_steps(processes[0], out, target)
-        kills += processes[0].is_alive()
-        ranks.kill(processes)
-    assert kills > 0
+    out, target = tmp_path / "killed", random.Random(os.urandom(8)).randrange(1, 9)
+    processes = start(images, out)
+    ranks.wait_for_steps(processes[0], out, target)
+    assert processes[0].is_alive(), out.with_suffix(".log").read_text()
+    ranks.kill(processes)
     run(images, out)
     assert_same_weights(uninterrupted, out)
     assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(uninterrupted)
@@ -105,7 +109,7 @@ def test_sigterm_saves_and_ends_the_run(world_size: int, images: Path, uninterru
     ],
 )
 def test_any_number_of_processes_trains_the_same_run(
-    pretrain: Callable[[Sequence[str]], None], world_sizes: Sequence[int], images: Path, tmp_path: Path, record: Record
+    pretrain: Pretrain, world_sizes: Sequence[int], images: Path, tmp_path: Path, record: Record
 ) -> None:
     """20 steps in float64, batch norm in train mode; four micro-batches, so that three ranks have unequal shares."""
     # The projector's first bias stands before batch norm: its gradient is rounding, which Adam enlarges: with three
@@ -124,15 +128,11 @@ def test_any_number_of_processes_trains_the_same_run(
         assert tiny_run.samples_of_steps(tmp_path / str(world_size)) == samples
         weights = tiny_run.final_weights(tmp_path / str(world_size), 20)
         assert weights.keys() == alone.keys()
-        relative = {name: _largest(weights[name] - alone[name]) / _largest(alone[name]) for name in alone}
+        relative = {name: float((weights[name] - one).abs().max() / one.abs().max()) for name, one in alone.items()}
         worst = max(relative, key=relative.__getitem__)
         assert relative[worst] <= 1e-9, worst
         differences[world_size] = relative[worst]
     record("world_sizes", steps=20, precision="fp64", same_samples=True, largest_relative_difference=differences)
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    return float(tensor.abs().max())
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -238,3 +238,89 @@ def test_a_row_of_metrics_waits_twice(images: Path, tmp_path: Path, monkeypatch:
     settings = ["train.epochs=1", "train.recompute=never", "run.log_every=1"]
     pretrain(tiny_run.config_of(images, tmp_path / "run", *settings))
     assert reads == ["item", "tolist"] * 4
+
+
+# Four micro-batches, so that up to four ranks have work; a checkpoint after every step, so that kills meet its writing.
+# A rank that is killed before the ranks have met is waited for until the time limit.
+OF_KILLS = (
+    "train.precision=fp64", "train.micro_batch=3", "run.checkpoint_every=1", "run.log_every=1", "run.keep=1",
+    "run.rank_timeout_s=60",
+)  # fmt: skip
+
+
+def kill_at_random(folder: Path, pretrain: Pretrain, *, kills: int, epochs: int) -> dict[str, object]:
+    """What was killed when, and how far the run ended from an undisturbed one."""
+    steps, settings = 4 * epochs, (*OF_KILLS, f"train.epochs={epochs}")
+    images, whole, killed = folder / "images", folder / "whole", folder / "killed"
+    tiny_run.write_images(images)
+    undisturbed_run = start(images, whole, *settings, "run.checkpoint_every=1000", pretrain=pretrain)
+    ranks.finish(undisturbed_run, whole.with_suffix(".log"), timeout_s=900)
+    seed = int.from_bytes(os.urandom(4))
+    chance = random.Random(seed)
+    said = f"seed {seed}"
+    world_sizes, writing = [], 0
+    for number in range(kills):
+        world_size = chance.randint(1, 4)
+        processes = start(images, killed, *settings, world_size=world_size, pretrain=pretrain)
+        # From wherever it goes on, so that kills spread over the run however fast the machine is.
+        target, extra_s = (number + 1) * steps // (kills + 4), chance.random() * 0.3
+        victim = chance.choice([None, *range(world_size)])
+        while processes[0].is_alive() and not (
+            tiny_run.rows_of(killed) and tiny_run.rows_of(killed)[-1]["step"] >= target
+        ):
+            time.sleep(0.005)
+        if number % 4 == 3:  # in the middle of a checkpoint
+            victim, extra_s = None, 0.0
+            while processes[0].is_alive() and not any((killed / "checkpoints").glob("*.part")):
+                time.sleep(0.0005)
+        time.sleep(extra_s)
+        world_sizes.append(world_size)
+        said += f"; {world_size} ranks, after step {target} + {extra_s:.2f} s, victim {victim}"
+        assert processes[0].is_alive(), f"too late to be killed: {said}"
+        if victim is None:  # power cut: all of them
+            ranks.kill(processes)
+        else:  # the others notice by themselves
+            os.kill(processes[victim].pid or 0, signal.SIGKILL)
+            for process in processes:
+                process.join(300)
+            assert not any(process.is_alive() for process in processes), said
+        writing += any((killed / "checkpoints").glob("*.part"))  # half of one is left
+    last = start(images, killed, *settings, world_size=chance.randint(1, 4), pretrain=pretrain)
+    ranks.finish(last, killed.with_suffix(".log"), timeout_s=900)
+
+    assert [row["step"] for row in tiny_run.rows_of(killed)] == list(range(1, steps + 1)), said
+    loss, undisturbed = tiny_run.rows_of(killed)[-1]["loss"], tiny_run.rows_of(whole)[-1]["loss"]
+    assert loss == pytest.approx(undisturbed, abs=1e-6), said
+    assert tiny_run.samples_of_steps(killed) == tiny_run.samples_of_steps(whole), said
+    ours, theirs = tiny_run.final_weights(killed, steps), tiny_run.final_weights(whole, steps)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+    return {
+        "seed": seed,
+        "steps": steps,
+        "kills": kills,
+        "kills_while_a_checkpoint_was_written": writing,
+        "world_sizes": world_sizes,
+        "final_loss": loss,
+        "difference_from_undisturbed": abs(loss - undisturbed),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory, if there is such a file system: a checkpoint of a quarter of a gigabyte after every step."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
+
+
+def test_killed_twice(folder: Path) -> None:
+    kill_at_random(folder, ranks.pretrain_slowly, kills=2, epochs=1)
+
+
+@pytest.mark.slow  # five minutes: 21 starts
+def test_killed_twenty_times(folder: Path, record: Record) -> None:
+    figures = kill_at_random(folder, ranks.pretrain_in_full, kills=20, epochs=6)
+    record("kills", precision="fp64", **figures)
+    assert cast(int, figures["kills_while_a_checkpoint_was_written"]) > 0, figures

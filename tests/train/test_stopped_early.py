@@ -25,31 +25,22 @@ from tests.train import tiny_hands, tiny_run
 pytestmark = pytest.mark.usefixtures("narrow")
 
 
-def pretraining(tmp_path: Path) -> RunFolder:
-    """A run of pre-training, where the steps allow it."""
-    tiny_run.write_images(tmp_path / "images", 12)
-    return pretrain(tiny_run.config_of(tmp_path / "images", tmp_path / "run"))
-
-
-def finetuning(tmp_path: Path) -> RunFolder:
-    """A run of fine-tuning, where the steps allow it."""
-    tiny_hands.write_hands(tmp_path / "hands", 12)
-    return finetune(tiny_hands.config_of(tmp_path / "hands", tmp_path / "run"))
-
-
-@pytest.mark.parametrize(("run", "by"), [(pretraining, signal.SIGHUP), (finetuning, signal.SIGUSR1)])
+@pytest.mark.parametrize(("run", "by"), [(pretrain, signal.SIGHUP), (finetune, signal.SIGUSR1)])
 def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
-    run: Callable[[Path], RunFolder],
+    run: Callable[[Any], RunFolder],
     by: signal.Signals,
+    images: Path,
+    hands: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There is nothing to draw then."""
+    tiny, data = (tiny_run, images) if run is pretrain else (tiny_hands, hands)
     at_step(0, lambda: os.kill(os.getpid(), by), monkeypatch)
     before = signal.signal(by, signal.SIG_DFL)  # tests may run under nohup
     try:
         with pytest.raises(Interrupted):
-            run(tmp_path)
+            run(tiny.config_of(data, tmp_path / "run"))
     finally:
         signal.signal(by, before)
     folder = RunFolder(tmp_path / "run", keep=3)
@@ -95,8 +86,8 @@ def test_a_run_whose_images_disappear_is_saved_and_goes_on_when_they_are_back(
     assert 3 < int(saved.stem.removeprefix("step_")) < tiny_run.STEPS
     (tmp_path / "away").rename(tmp_path / "images")
     pretrain(config, "auto")
-    for name, value in tiny_run.final_weights(wanted.root).items():
-        assert torch.equal(tiny_run.final_weights(tmp_path / "run")[name], value)
+    ours, theirs = (tiny_run.final_weights(folder) for folder in (tmp_path / "run", wanted.root))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("logging_set_back")

@@ -11,13 +11,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from peclr_dali import AnchorLoss, Batch, NTXent, View, World
 from peclr_dali.models.config import EquivarianceConfig
 from peclr_dali.models.equivariance import build_undo
 from peclr_dali.models.network import build_network
-from peclr_dali.models.nt_xent import AnchorLoss, NTXent
-from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.world import World
 from peclr_dali.train.pretrain import build_step, is_recorded, pretraining_optimizer
 from peclr_dali.train.steps.embed import ViewEmbedder, keypoints_of_pairs
 from peclr_dali.train.steps.exact import ExactStep, StepResult
@@ -49,7 +47,7 @@ def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
 
 
 def images(samples: int, side_px: int = SIDE_PX, seed: int = 0) -> Batch:
-    """All tensors of both views are others with each seed."""
+    """All tensors of both views are others with each seed; pixels are channels-last, as the loader's."""
     generator = torch.Generator().manual_seed(samples + 1000 * seed)
 
     def view() -> View:
@@ -58,7 +56,7 @@ def images(samples: int, side_px: int = SIDE_PX, seed: int = 0) -> Batch:
         shift = torch.rand(samples, 2, 1, generator=generator) * 0.2 - 0.1
         matrix = torch.cat([torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2), shift], dim=2)
         pixels = torch.randint(0, 256, (samples, 3, side_px, side_px), generator=generator, dtype=torch.uint8)
-        return View(pixels, matrix, SIDE_PX * matrix)
+        return View(pixels.contiguous(memory_format=torch.channels_last), matrix, SIDE_PX * matrix)
 
     row = torch.arange(samples)
     keypoints_px = torch.randn(samples, 3, 2, generator=generator).numpy()
@@ -158,16 +156,23 @@ def run(
 
 
 class Operators(TorchDispatchMode):
-    """Counts the operators of the `with` block by name and type of their first tensor: ("add_", torch.int64)."""
+    """Counts the operators of the `with` block by name and type of their first tensor: ("add_", torch.int64).
+
+    Attributes:
+        largest: the number of elements of the largest tensor that one of them gives.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[tuple[str, torch.dtype | None]] = Counter()
+        self.largest = 0
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         dtype = next((one.dtype for one in tree_leaves(args) if isinstance(one, Tensor)), None)
         self.counts[operator._schema.name.removeprefix("aten::"), dtype] += 1
-        return operator(*args, **(kwargs or {}))
+        result = operator(*args, **(kwargs or {}))
+        self.largest = max([self.largest, *(one.numel() for one in tree_leaves(result) if isinstance(one, Tensor))])
+        return result
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
