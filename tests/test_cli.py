@@ -156,13 +156,17 @@ NAMELESS = ["unshare", "--map-user=12345"]
 )
 @pytest.mark.parametrize("home", [None, "/proc"])
 def test_a_user_id_without_a_name_is_no_obstacle(home: str | None, tmp_path: Path) -> None:
-    """As in `docker run --user 12345`."""
+    """As in `docker run --user 12345`: for a command, and for a program of one's own."""
     environment = {name: value for name, value in os.environ.items() if name not in ("USER", "LOGNAME", "HOME")}
-    call = subprocess.run(
-        [*NAMELESS, sys.executable, ROOT / "cli.py", "export", tmp_path / "run", tmp_path / "encoder.pth"],
-        env=environment if home is None else {**environment, "HOME": home}, cwd=tmp_path,
-        capture_output=True, check=False, text=True,
-    )  # fmt: skip
-    assert (call.returncode, call.stderr.count("\n")) == (2, 1), call.stderr
-    assert "error: " in call.stderr
+    environment |= {"PYTHONPATH": str(ROOT)} | ({} if home is None else {"HOME": home})
+
+    def call(*arguments: str | Path) -> tuple[int, str]:
+        command = [*NAMELESS, sys.executable, *arguments]
+        ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=False, text=True)
+        return ended.returncode, ended.stderr
+
+    assert call("-c", "import torch, peclr_dali, torch._dynamo") == (0, "")
+    code, errors = call(ROOT / "cli.py", "export", tmp_path / "run", tmp_path / "encoder.pth")
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert "error: " in errors
     assert [*tmp_path.iterdir()] == []
