@@ -164,7 +164,7 @@ def column_of(file: Path, column: str) -> dict[str, str] | None:
 
 
 def _csv_rows(file: Path) -> Iterator[_Row]:
-    for place, row in csv_rows(file, _COLUMNS, list(_LABELS.values())):
+    for place, row in csv_rows(file, _COLUMNS, [*_LABELS.values(), ["hand"]]):
         labels = {
             name: [row[column].strip() for column in columns] for name, columns in _LABELS.items() if columns[0] in row
         }

@@ -261,6 +261,12 @@ def test_json_other_than_a_list_of_equal_arrays_is_refused(root: Path, text: str
     assert_refused(DataConfig("freihand", str(root)), r"training_xyz\.json: ")
 
 
+@pytest.mark.parametrize("number", ["true", "false", '"0.03"'])
+def test_truths_and_texts_are_no_numbers(root: Path, number: str) -> None:
+    rewrite("scale", lambda rows: json.dumps(rows.tolist()).replace("0.03,", f"{number},"))(root)
+    assert_refused(DataConfig("freihand", str(root)), r"training_scale\.json: .*values that are no numbers")
+
+
 def test_the_index_opens_few_images(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes its time per file, on a network file system above all."""
     looked_at, real = list[str](), os.stat
