@@ -11,7 +11,7 @@ import pytest
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.freihand import _read_labels, load_freihand
-from tests.pipelines.sources.layouts import assert_refused, hand_m, write_boxes, write_image
+from tests.pipelines.sources.layouts import assert_refused, hand_m, write_boxes, write_coco_boxes, write_image
 
 POSES = 20
 EVALUATION = 3
@@ -130,6 +130,9 @@ def test_boxes_of_a_file_fit_every_subset(root: Path) -> None:
     write_boxes(boxes, {path: [image, 0, image + 8, 6] for image, path in enumerate(paths)})
     index = load_freihand(DataConfig("freihand", str(root), box=str(boxes), split="val", versions=("hom",)))
     assert index.box_px[:, 0].tolist() == [int(Path(path).stem) + 4 for path in index.paths]
+    write_coco_boxes(root / "boxes.json", [paths[40]], 2 * WIDTH, 2 * HEIGHT)
+    message = "1 of 1 images have another size than their labels say.*row 40; size_px 40, 30; labelled_size_px 80, 60"
+    assert_refused(DataConfig("freihand", str(root), box=str(root / "boxes.json")), message, "boxes.json")
 
 
 def rewrite(name: str, change: Any) -> Any:
