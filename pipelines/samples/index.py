@@ -64,11 +64,12 @@ class SourceRows:
     weight: float
 
 
-_ROWS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
+ROWS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
     "box_px": ((3,), "f"), "keypoints_px": ((len(HAND), 2), "f"), "mirror": ((), "b"), "group": ((), "iu"),
-    "labelled_size_px": ((2,), "f"),
+    "labelled_size_px": ((2,), "f"), "K": ((3, 3), "f"), "xyz_m": ((len(HAND), 3), "f"), "scale_m": ((), "f"),
+    "xyz_px": ((len(HAND), 3), "f"),
 }  # fmt: skip
-"""The shape of an array's row, and the kinds of its numbers, by NumPy's letters."""
+"""The shape of a row of an array or target, and the kinds of its numbers, by NumPy's letters."""
 _KINDS: Final = {"f": "floats", "b": "bools", "i": "integers"}
 
 
@@ -130,7 +131,7 @@ class Index:
         if self.store is None:  # a change of the working folder changes no file
             object.__setattr__(self, "root", Path(self.root).absolute())
         for name, array in self.tables.items():
-            row, kinds = _ROWS.get(name, (np.shape(array)[1:], "fiub"))
+            row, kinds = ROWS.get(name, (np.shape(array)[1:], "fiub"))
             if not isinstance(array, np.ndarray) or array.shape != (count, *row) or array.dtype.kind not in kinds:
                 found = f"{np.shape(array)} of {getattr(array, 'dtype', type(array).__name__)}"
                 expected = f"a NumPy array {(count, *row)} of {_KINDS[kinds[0]]}"
@@ -142,7 +143,7 @@ class Index:
     @property
     def tables(self) -> dict[str, Any]:
         """The arrays with a row for each sample that there are, by name; also the targets."""
-        arrays = {name: getattr(self, name) for name in _ROWS}
+        arrays = {name: getattr(self, name, None) for name in ROWS}
         return {name: array for name, array in arrays.items() if array is not None} | self.targets
 
     @property
