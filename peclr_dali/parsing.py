@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 
 
 def regular(file: Path) -> Path:
-    """Return the path of a regular file. A missing file, or a pipe or device, which might never end, is an OSError."""
+    """Return the path of a regular file. A missing file, or a pipe or device, which might never end, is an OSError.
+
+    So are the kernel's own files, such as /proc/kmsg, which are regular ones by their mode.
+    """
     mode = file.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a folder raises OSError anyway
+    is_kernels = file.resolve().parts[1:2] in (("proc",), ("sys",))
+    if is_kernels or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a folder raises OSError anyway
         raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(file))
     return file
 

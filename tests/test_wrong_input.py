@@ -113,6 +113,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["nan", "--scale-m"],
     ),
     "a device as configuration": (["pretrain", "-c", "/dev/zero"], ["/dev/zero: is a pipe or a device", "TOML"]),
+    "no file on a disk": (["pretrain", "-c", "/proc/self/../version"], ["version: is a pipe or a device", "TOML"]),
     "read-out of an encoder that is not there": (
         ["probe", "--from", "{root}/nothing", "--out", "{root}/probed", "--set", "data.root={root}/hands"],
         ["encoder.weights = '{root}/nothing' does not exist"],

@@ -240,20 +240,20 @@ def read_file(path: str) -> bytes:
     """Read a file.
 
     Raises:
-        OSError: it cannot be read, is a pipe or device, which might never end, or is larger than `MAX_FILE_BYTES`.
+        OSError: it cannot be read, is empty or larger than `MAX_FILE_BYTES`, or is a pipe or device, which might never
+            end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:  # a file object for a folder's descriptor would raise without closing it
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError("not a regular file")
+        if not found.st_size:  # also of the kernel's own files, such as /proc/kmsg, whose reading may never end
+            raise OSError("empty file")
         if found.st_size > MAX_FILE_BYTES:
             raise OSError(f"{found.st_size >> 20} MiB; only files of up to {MAX_FILE_BYTES >> 20} MiB are read")
         with open(descriptor, "rb", buffering=0, closefd=False) as file:
-            data = file.read()
-        if data is None:  # a special file such as /proc/kmsg, which counts as a regular one
-            raise OSError("not readable now")
-        return data
+            return file.read()
     finally:
         os.close(descriptor)
 

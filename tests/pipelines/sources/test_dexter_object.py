@@ -9,7 +9,13 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.dexter_object import SEQUENCES, TIPS, load_dexter_object
 from peclr_dali.skeleton import HAND
-from tests.pipelines.sources.layouts import assert_refused, dexter_tips_mm, write_boxes, write_coco_boxes, write_dexter_object
+from tests.pipelines.sources.layouts import (
+    assert_refused,
+    dexter_tips_mm,
+    write_boxes,
+    write_coco_boxes,
+    write_dexter_object,
+)
 
 FRAMES = dict(zip(SEQUENCES, (3, 2, 2, 1, 1, 2), strict=True))
 HIDDEN = {("Grasp1", 1): [0, 3], ("Grasp2", 0): [0, 1, 2, 3, 4], ("Pinch", 0): [0, 1, 2, 3]}
