@@ -53,6 +53,11 @@ def changed(index: Index, rows: Sequence[int], **changes: Callable[[Any], Any]) 
     return replace(index, **arrays, targets=kept)
 
 
+def with_fingers(*fingers: int) -> list[int]:
+    """The rows of a hand whose fingers, from 0, are in another order."""
+    return [0, *(1 + 4 * finger + joint for finger in fingers for joint in range(4))]
+
+
 CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.cameras_without_form, {"K": lambda cameras: cameras.swapaxes(1, 2)}),
     (rules.cameras_without_form, {"K": lambda cameras: cameras * np.nan, "xyz_m": lambda xyz_m: xyz_m}),
@@ -68,6 +73,8 @@ CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, hand_rows("freihand", "mano")]}),
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, FROM_TIPS]}),
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, [0, *range(5, 21), *range(1, 5)]]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, with_fingers(0, 4, 2, 3, 1)]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, with_fingers(0, 2, 1, 3, 4)]}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px * np.nan}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: -box_px}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px + 1e9}),
@@ -117,7 +124,9 @@ def test_right_labels_are_no_news(index: Index, caplog: pytest.LogCaptureFixture
     assert not caplog.records
 
 
-def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(index: Index) -> None:
+def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(
+    index: Index, caplog: pytest.LogCaptureFixture
+) -> None:
     index = replace(index, labelled_size_px=None)
     write_image(index.path(5), 80, 60)
     with one_line("1 of 20 images have another size than the first, the first is 5.png .*size_px 80, 60"):
@@ -127,6 +136,8 @@ def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(index: In
         write_image(index.path(row), 160, 120)
     with one_line("20 of 20 images have another size than their labels, the first is 0.png .* 160, 120; K 160, 0, 32"):
         validate(index)
+    validate(replace(index, one_size=False))  # where crops may have sizes of their own, the camera is only doubted
+    assert "labels.json: 20 of 20 cameras and hands are far from the middle of their images" in caplog.text
 
 
 @pytest.mark.parametrize(
