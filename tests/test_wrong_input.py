@@ -132,6 +132,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["export", "{root}/run/" + STEP, "{root}/run/../run/" + STEP, "--force"],
         ["is named twice"],
     ),
+    "an index of tar files from a configuration": (
+        ["pack", "--index", "--set", "data.root={root}/hands", "{root}/images"],
+        ["--index takes OUT and --force alone", "tar files as they are"],
+    ),
     "convert from a device": (["convert", "/dev/zero", "{root}/new.pth"], ["'/dev/zero' is no file", "expected"]),
 }
 

@@ -7,7 +7,7 @@ import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import chdir, closing
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -189,6 +189,9 @@ def test_an_interrupted_pack_leaves_nothing_and_the_next_one_is_whole(
     }
     with pytest.raises(UserError, match="is not empty"):
         pack(source, out, per_tar=7, workers=2)
+    (tmp_path / "here").mkdir()
+    with chdir(tmp_path / "here"), pytest.raises(UserError, match="here is not empty, the working folder or a mount"):
+        pack(source, Path(), per_tar=7, workers=2)
 
     mine = tmp_path / "two.unfinished" / "shard-000000.tar.bak"
     mine.parent.mkdir()
