@@ -99,8 +99,7 @@ def cameras_of_other_sizes(tables: Tables) -> Masks:
     wrong = not any(np.isnan(points).all() for points in centres) and all(
         np.abs(2 * np.nanmedian(points, axis=(0, 1)) - 1).max() > 0.2 for points in centres
     )
-    known = known_sizes(tables["size_px"])
-    return known, np.full(len(known), wrong)
+    return known_sizes(tables["size_px"]), np.full(len(size_px), wrong)
 
 
 LEAST_FOCAL_PX = 10.0

@@ -96,9 +96,8 @@ def load_freihand(config: DataConfig) -> Index:
         label_file=f"{root / part}_*.json" if labels else "",
         one_size=True,
     )
-    if (boxes := box_file(config)) is None:
-        return index
-    return with_one_box_each(index, boxes, [_name(part, image) for image in range(count)], images)
+    boxes, names = box_file(config), [_name(part, image) for image in range(count)]
+    return index if boxes is None else with_one_box_each(index, boxes, names, images)
 
 
 def _name(part: str, image: int) -> str:

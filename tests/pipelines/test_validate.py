@@ -53,11 +53,6 @@ def changed(index: Index, rows: Sequence[int], **changes: Callable[[Any], Any]) 
     return replace(index, **arrays, targets=kept)
 
 
-def with_fingers(*fingers: int) -> list[int]:
-    """The rows of a hand whose fingers, from 0, are in another order."""
-    return [0, *(1 + 4 * finger + joint for finger in fingers for joint in range(4))]
-
-
 CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.cameras_without_form, {"K": lambda cameras: cameras.swapaxes(1, 2)}),
     (rules.cameras_without_form, {"K": lambda cameras: cameras * np.nan, "xyz_m": lambda xyz_m: xyz_m}),
@@ -73,8 +68,14 @@ CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, hand_rows("freihand", "mano")]}),
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, FROM_TIPS]}),
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, [0, *range(5, 21), *range(1, 5)]]}),
-    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, with_fingers(0, 4, 2, 3, 1)]}),
-    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, with_fingers(0, 2, 1, 3, 4)]}),
+    (
+        rules.hands_out_of_order,
+        {"xyz_m": lambda xyz_m: xyz_m[:, [*range(5), *range(17, 21), *range(9, 17), *range(5, 9)]]},
+    ),
+    (
+        rules.hands_out_of_order,
+        {"xyz_m": lambda xyz_m: xyz_m[:, [*range(5), *range(9, 13), *range(5, 9), *range(13, 21)]]},
+    ),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px * np.nan}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: -box_px}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px + 1e9}),

@@ -103,11 +103,11 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
             chosen=dict(about["chosen"]),
         )
         rows = {len(array) for array in (index.members, index.tar, index.offset, index.size, *arrays.values())}
-        first, end = np.minimum(index.tar, index.offset), index.offset + index.size
         if (
             len(rows) > 1
             or len(index.tars) != len(index.tar_bytes)
-            or not ((first >= 0) & (index.size >= 0) & (end <= index.tar_bytes[index.tar])).all()
+            or any(table.min(initial=0) < 0 for table in (index.tar, index.offset, index.size))
+            or (index.offset + index.size > index.tar_bytes[index.tar]).any()
         ):
             raise ValueError(f"its arrays of {sorted(rows)} rows do not fit each other")
     except Exception as error:  # damaged content may raise anything
