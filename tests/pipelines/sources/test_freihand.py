@@ -131,8 +131,10 @@ def test_boxes_of_a_file_fit_every_subset(root: Path) -> None:
     index = load_freihand(DataConfig("freihand", str(root), box=str(boxes), split="val", versions=("hom",)))
     assert index.box_px[:, 0].tolist() == [int(Path(path).stem) + 4 for path in index.paths]
     write_coco_boxes(root / "boxes.json", [paths[40]], 2 * WIDTH, 2 * HEIGHT)
-    message = "1 of 1 images have another size than their labels say.*row 40; size_px 40, 30; labelled_size_px 80, 60"
-    assert_refused(DataConfig("freihand", str(root), box=str(root / "boxes.json")), message, "boxes.json")
+    assert_refused(
+        DataConfig("freihand", str(root), box=str(root / "boxes.json")),
+        "boxes.json: 1 of 1 images have another size .*row 40; size_px 40, 30; labelled_size_px 80, 60",
+    )
 
 
 def rewrite(name: str, change: Any) -> Any:
