@@ -71,8 +71,7 @@ def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table in Markdown, its columns aligned."""
     rows = [heads, ["---"] * len(heads), *lines]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    return "".join(f"| {' | '.join(row)} |\n" for row in padded)
+    return "".join(f"| {' | '.join(map(str.ljust, row, widths))} |\n" for row in rows)
 
 
 def study_tables(rows: Sequence[Row]) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from peclr_dali.errors import UserError
+from peclr_dali.parsing import regular
 
 State = dict[str, Tensor]
 
@@ -69,7 +70,7 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
 
 def is_safetensors(path: Path) -> bool:
     """Whether a file begins as one of safetensors: the length of its header in 8 bytes, then JSON."""
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         return file.read(9)[8:] == b"{"
 
 

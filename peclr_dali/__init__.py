@@ -6,6 +6,8 @@ used, since the commands and the configuration need neither torch nor DALI.
 
 from __future__ import annotations
 
+import getpass
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
     from peclr_dali.train.steps.optim import Lars
 
 __version__ = "0.2.0"
+
+try:
+    getpass.getuser()
+except (KeyError, OSError):  # a user id without a name, as in `docker run --user`: torch asks for one
+    os.environ["USER"] = str(os.getuid())
 
 __all__ = [
     "AnchorLoss", "AppearanceConfig", "Batch", "ColourConfig", "DataConfig", "EpochLoader", "ExactStep",

@@ -1,6 +1,5 @@
 """Starts the command line, as `python -m peclr_dali`, as `peclr-dali`, and as `python cli.py` in the checkout."""
 
-import getpass
 import io
 import multiprocessing
 import os
@@ -17,10 +16,6 @@ def run() -> None:
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; a notebook's backend may not be there
     # Torch's C++ code writes a page of stack frames as a warning for each attempt to connect to the other ranks.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    try:
-        getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in `docker run --user`: torch asks for one
-        os.environ["USER"] = str(os.getuid())
     if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 
 def regular(file: Path) -> Path:
-    """Return the path of a regular file. A missing file, or a pipe or device, which might never end, is an OSError."""
+    """Return the path of a regular file. A missing file, or a pipe or device, which might never end, is an OSError.
+
+    So are the kernel's own files, such as /proc/kmsg, which are regular ones by their mode.
+    """
     mode = file.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a folder raises OSError anyway
-        raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(file))
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or file.resolve().is_relative_to("/proc"):
+        raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(file))  # reading a folder raises, too
     return file
 
 

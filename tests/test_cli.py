@@ -156,13 +156,15 @@ NAMELESS = ["unshare", "--map-user=12345"]
 )
 @pytest.mark.parametrize("home", [None, "/proc"])
 def test_a_user_id_without_a_name_is_no_obstacle(home: str | None, tmp_path: Path) -> None:
-    """As in `docker run --user 12345`."""
+    """As in `docker run --user 12345`: for a command, and for a program of one's own."""
     environment = {name: value for name, value in os.environ.items() if name not in ("USER", "LOGNAME", "HOME")}
-    call = subprocess.run(
-        [*NAMELESS, sys.executable, ROOT / "cli.py", "export", tmp_path / "run", tmp_path / "encoder.pth"],
-        env=environment if home is None else {**environment, "HOME": home}, cwd=tmp_path,
-        capture_output=True, check=False, text=True,
-    )  # fmt: skip
-    assert (call.returncode, call.stderr.count("\n")) == (2, 1), call.stderr
+    environment |= {"PYTHONPATH": str(ROOT)} | ({} if home is None else {"HOME": home})
+    program = "import torch, peclr_dali, torch._dynamo"
+    for arguments, code in ((["-c", program], 0), ([ROOT / "cli.py", "export", tmp_path / "run", "e.pth"], 2)):
+        call = subprocess.run(
+            [*NAMELESS, sys.executable, *arguments], env=environment, cwd=tmp_path,
+            capture_output=True, check=False, text=True,
+        )  # fmt: skip
+        assert (call.returncode, call.stderr.count("\n")) == (code, code // 2), call.stderr
     assert "error: " in call.stderr
     assert [*tmp_path.iterdir()] == []

@@ -112,6 +112,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["nan", "--scale-m"],
     ),
     "a device as configuration": (["pretrain", "-c", "/dev/zero"], ["/dev/zero: is a pipe or a device", "TOML"]),
+    "no file on a disk": (["pretrain", "-c", "/proc/self/../version"], ["version: is a pipe or a device", "TOML"]),
     "read-out of an encoder that is not there": (
         ["probe", "--from", "{root}/nothing", "--out", "{root}/probed", "--set", "data.root={root}/hands"],
         ["encoder.weights = '{root}/nothing' does not exist"],
@@ -129,6 +130,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "an export over its own source": (
         ["export", "{root}/run/" + STEP, "{root}/run/../run/" + STEP, "--force"],
         ["is named twice"],
+    ),
+    "an index of tar files from a configuration": (
+        ["pack", "--index", "--set", "data.root={root}/hands", "{root}/images"],
+        ["--index takes OUT and --force alone", "tar files as they are"],
     ),
     "convert from a device": (["convert", "/dev/zero", "{root}/new.pth"], ["'/dev/zero' is no file", "expected"]),
 }

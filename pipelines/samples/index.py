@@ -64,11 +64,12 @@ class SourceRows:
     weight: float
 
 
-_ROWS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
+ROWS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
     "box_px": ((3,), "f"), "keypoints_px": ((len(HAND), 2), "f"), "mirror": ((), "b"), "group": ((), "iu"),
-    "labelled_size_px": ((2,), "f"),
+    "labelled_size_px": ((2,), "f"), "K": ((3, 3), "f"), "xyz_m": ((len(HAND), 3), "f"), "scale_m": ((), "f"),
+    "xyz_px": ((len(HAND), 3), "f"),
 }  # fmt: skip
-"""The shape of an array's row, and the kinds of its numbers, by NumPy's letters."""
+"""The shape of a row of an array or target, and the kinds of its numbers, by NumPy's letters."""
 _KINDS: Final = {"f": "floats", "b": "bools", "i": "integers"}
 
 
@@ -130,7 +131,7 @@ class Index:
         if self.store is None:  # a change of the working folder changes no file
             object.__setattr__(self, "root", Path(self.root).absolute())
         for name, array in self.tables.items():
-            row, kinds = _ROWS.get(name, (np.shape(array)[1:], "fiub"))
+            row, kinds = ROWS.get(name, (np.shape(array)[1:], "fiub"))
             if not isinstance(array, np.ndarray) or array.shape != (count, *row) or array.dtype.kind not in kinds:
                 found = f"{np.shape(array)} of {getattr(array, 'dtype', type(array).__name__)}"
                 expected = f"a NumPy array {(count, *row)} of {_KINDS[kinds[0]]}"
@@ -142,7 +143,7 @@ class Index:
     @property
     def tables(self) -> dict[str, Any]:
         """The arrays with a row for each sample that there are, by name; also the targets."""
-        arrays = {name: getattr(self, name) for name in _ROWS}
+        arrays = {name: getattr(self, name, None) for name in ROWS}
         return {name: array for name, array in arrays.items() if array is not None} | self.targets
 
     @property
@@ -239,20 +240,20 @@ def read_file(path: str) -> bytes:
     """Read a file.
 
     Raises:
-        OSError: it cannot be read, is a pipe or device, which might never end, or is larger than `MAX_FILE_BYTES`.
+        OSError: it cannot be read, is empty or larger than `MAX_FILE_BYTES`, or is a pipe or device, which might never
+            end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:  # a file object for a folder's descriptor would raise without closing it
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError("not a regular file")
+        if not found.st_size:  # also of the kernel's own files, such as /proc/kmsg, whose reading may never end
+            raise OSError("empty file")
         if found.st_size > MAX_FILE_BYTES:
             raise OSError(f"{found.st_size >> 20} MiB; only files of up to {MAX_FILE_BYTES >> 20} MiB are read")
         with open(descriptor, "rb", buffering=0, closefd=False) as file:
-            data = file.read()
-        if data is None:  # a special file such as /proc/kmsg, which counts as a regular one
-            raise OSError("not readable now")
-        return data
+            return file.read()
     finally:
         os.close(descriptor)
 

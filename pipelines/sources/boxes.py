@@ -164,7 +164,7 @@ def column_of(file: Path, column: str) -> dict[str, str] | None:
 
 
 def _csv_rows(file: Path) -> Iterator[_Row]:
-    for place, row in csv_rows(file, _COLUMNS, list(_LABELS.values())):
+    for place, row in csv_rows(file, _COLUMNS, [*_LABELS.values(), ["hand"]]):
         labels = {
             name: [row[column].strip() for column in columns] for name, columns in _LABELS.items() if columns[0] in row
         }
@@ -219,15 +219,27 @@ def _numbers(row: _Row, label: str) -> FloatArray:
     return values.astype(np.float32)
 
 
-def boxes_of_images(file: Path, names: Sequence[str]) -> FloatArray:
-    """Read one square for each image (N, 3) of a source that shows one known hand in each.
+def with_one_box_each(index: Index, file: Path, names: Sequence[str], rows: IntArray) -> Index:
+    """The index of a source that shows one known hand in each image, with the boxes of a file.
 
-    It is `WHOLE_IMAGE` for an image without a box; one warning counts these.
+    The box is `WHOLE_IMAGE` for an image without one; one warning counts these.
+
+    Args:
+        names: (M,) the images that may be in the file.
+        rows: (N,) the image of each sample among them.
 
     Raises:
         UserError: as for `read_boxes`, or an image has several boxes.
     """
-    return _with_whole_images(read_boxes(file, names, one_hand=True), file, names)
+    boxes = read_boxes(file, names, one_hand=True)
+    size_px = np.full((len(names), 2), np.nan, np.float32)
+    size_px[boxes.image] = boxes.size_px
+    return replace(
+        index,
+        box_px=_with_whole_images(boxes, file, names)[rows],
+        label_file=f"{index.label_file} {file}".strip(),
+        labelled_size_px=size_px[rows],
+    )
 
 
 def with_boxes(index: Index, file: Path) -> Index:
@@ -305,7 +317,7 @@ def _plain_id(number: Any) -> str:
 
 
 def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, Any], str, DoubleArray]]:
-    """The annotations of a file but those of crowds, in its order.
+    """The annotations of a file but those of crowds and of repeated hands, in its order.
 
     Yields:
         Where it is, for messages; the annotation itself; the image's file name; and (2,) width and height of the image
@@ -315,9 +327,13 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
         UserError: an annotation is of an image that the file does not list, or several images have the same id.
         Exception: the content has another form.
     """
-    images = content["images"]
+    images, annotations = content["images"], content["annotations"]
     listed = Entries([image["id"] for image in images], file, "images")
-    for number, entry in enumerate(content["annotations"]):
+    first = np.unique([hash(repr({"id": 0, **entry} | {"id": 0})) for entry in annotations], return_index=True)[1]
+    if len(first) < len(annotations):
+        _log.warning("%s: %d annotations repeat others, and are left out", file, len(annotations) - len(first))
+    for number in np.sort(first).tolist():
+        entry = annotations[number]
         place = f"{file}, annotation {number}"
         row = listed.row(entry["image_id"], place)
         said = [images[row].get("width"), images[row].get("height")]

@@ -20,7 +20,7 @@ from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import Index, project_px
 from peclr_dali.pipelines.samples.subsets import refuse_key
-from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
+from peclr_dali.pipelines.sources.boxes import squares_around, with_one_box_each
 from peclr_dali.pipelines.sources.folder import ENDINGS, files_under
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.skeleton import FINGERS, HAND
@@ -88,12 +88,9 @@ def load_dexter_object(config: DataConfig) -> Index:
     xyz_m = np.full((len(kept), len(HAND), 3), np.nan)
     xyz_m[:, TIPS] = tips_m[kept]
     keypoints_px = project_px(COLOUR_K, xyz_m)
-    if boxes is None:
-        box_px = squares_around(np.fmin.reduce(keypoints_px, axis=1), np.fmax.reduce(keypoints_px, axis=1))
-        box_px[:, 2] = np.maximum(box_px[:, 2], LEAST_BOX_M * COLOUR_K[0, 0] / np.nanmean(xyz_m[..., 2], axis=1))
-    else:
-        box_px = boxes_of_images(boxes, paths)[kept]
-    return Index(
+    box_px = squares_around(np.fmin.reduce(keypoints_px, axis=1), np.fmax.reduce(keypoints_px, axis=1))
+    box_px[:, 2] = np.maximum(box_px[:, 2], LEAST_BOX_M * COLOUR_K[0, 0] / np.nanmean(xyz_m[..., 2], axis=1))
+    index = Index(
         name="dexter_object",
         root=root,
         paths=[paths[row] for row in kept.tolist()],
@@ -104,6 +101,7 @@ def load_dexter_object(config: DataConfig) -> Index:
         label_file=f"{data}/*/annotations",
         one_size=True,
     )
+    return index if boxes is None else with_one_box_each(index, boxes, paths, kept)
 
 
 def _tips_mm(file: Path) -> DoubleArray:

@@ -10,11 +10,11 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import DoubleArray
-from peclr_dali.pipelines.config import DataConfig
+from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.files.check import image_sizes_px
-from peclr_dali.pipelines.samples.index import Index, project_px, read_file
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, project_px, read_file
 from peclr_dali.pipelines.samples.subsets import refuse_key, rows_of_split
-from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
+from peclr_dali.pipelines.sources.boxes import squares_around, with_one_box_each
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, read_json_array
 from peclr_dali.skeleton import HAND
 
@@ -69,6 +69,7 @@ def load_freihand(config: DataConfig) -> Index:
     paths, keypoints_px = [_name(part, image) for image in images.tolist()], None
     if {"K", "xyz"} <= labels.keys():  # one row per pose, before they are repeated for the versions
         keypoints_px = project_px(labels["K"], labels["xyz"]).astype(np.float32)[images % poses]
+    box_px = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
     if box == "center":
         first = root / _name(part, 0)
         height, width = image_sizes_px(read_file, [str(first)])[0].tolist()
@@ -76,8 +77,7 @@ def load_freihand(config: DataConfig) -> Index:
             raise UserError(
                 f"{first}: not a readable image; box 'center' takes the size of all images from it. Replace it."
             )
-        center = [width / 2, height / 2, config.center_frac * min(width, height)]
-        box_px = np.tile(np.array(center, np.float32), (len(paths), 1))
+        box_px[:] = [width / 2, height / 2, config.center_frac * min(width, height)]
     elif box == "joints":
         if keypoints_px is None:
             raise UserError(
@@ -85,9 +85,7 @@ def load_freihand(config: DataConfig) -> Index:
                 "Add them, or use box 'center', which needs no labels."
             )
         box_px = squares_around(keypoints_px.min(axis=1), keypoints_px.max(axis=1))
-    else:
-        box_px = boxes_of_images(Path(box), [_name(part, image) for image in range(count)])[images]
-    return Index(
+    index = Index(
         name=f"freihand {part}",
         root=root,
         paths=paths,
@@ -98,6 +96,8 @@ def load_freihand(config: DataConfig) -> Index:
         label_file=f"{root / part}_*.json" if labels else "",
         one_size=True,
     )
+    boxes, names = box_file(config), [_name(part, image) for image in range(count)]
+    return index if boxes is None else with_one_box_each(index, boxes, names, images)
 
 
 def _name(part: str, image: int) -> str:

@@ -19,7 +19,7 @@ from peclr_dali.pipelines.arrays import BoolArray, DoubleArray
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.samples.index import Index, project_px
 from peclr_dali.pipelines.samples.subsets import HELD_OUT_FRAC, hash_of_name, refuse_key
-from peclr_dali.pipelines.sources.boxes import boxes_of_images, squares_around
+from peclr_dali.pipelines.sources.boxes import squares_around, with_one_box_each
 from peclr_dali.pipelines.sources.folder import stored_images
 from peclr_dali.pipelines.sources.label_files.dataset_file import Tables, dataset_file, read_json_array, remembered
 from peclr_dali.pipelines.sources.label_files.pickles import MANO_TO_KEYPOINTS, read_numpy_pickle
@@ -90,13 +90,12 @@ def load_ho3d(config: DataConfig) -> Index:
     places, xyz_m = places[usable], xyz_m[usable]
     ending = Path(next(filter(None, stored))).suffix  # that of the missing ones, too
     names = [path or stem + ending for path, stem in zip(stored, stems, strict=True)]
-    box_px = squares_around(low_px[usable], high_px[usable]) if boxes is None else boxes_of_images(boxes, names)[places]
     moments = [f"{_recording(sequence)}/{frame}" for sequence, frame in (frames[place] for place in places.tolist())]
-    return Index(
+    index = Index(
         name=f"ho3d {part}",
         root=root,
         paths=[names[place] for place in places.tolist()],
-        box_px=box_px,
+        box_px=squares_around(low_px[usable], high_px[usable]),
         keypoints_px=keypoints_px[usable].astype(np.float32),
         group=np.array([hash_of_name(moment) for moment in moments], np.int64),
         targets={
@@ -107,6 +106,7 @@ def load_ho3d(config: DataConfig) -> Index:
         label_file=str(label_file),
         one_size=True,
     )
+    return index if boxes is None else with_one_box_each(index, boxes, names, places)
 
 
 def _listed_frames(root: Path, folder: str) -> list[tuple[str, str]]:

@@ -68,6 +68,8 @@ CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, hand_rows("freihand", "mano")]}),
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, FROM_TIPS]}),
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, [0, *range(5, 21), *range(1, 5)]]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, np.r_[:5, 17:21, 9:17, 5:9]]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, np.r_[:5, 9:13, 5:9, 13:21]]}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px * np.nan}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: -box_px}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px + 1e9}),
@@ -117,7 +119,9 @@ def test_right_labels_are_no_news(index: Index, caplog: pytest.LogCaptureFixture
     assert not caplog.records
 
 
-def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(index: Index) -> None:
+def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(
+    index: Index, caplog: pytest.LogCaptureFixture
+) -> None:
     index = replace(index, labelled_size_px=None)
     write_image(index.path(5), 80, 60)
     with one_line("1 of 20 images have another size than the first, the first is 5.png .*size_px 80, 60"):
@@ -127,6 +131,8 @@ def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(index: In
         write_image(index.path(row), 160, 120)
     with one_line("20 of 20 images have another size than their labels, the first is 0.png .* 160, 120; K 160, 0, 32"):
         validate(index)
+    validate(replace(index, one_size=False))  # where crops may have sizes of their own, the camera is only doubted
+    assert "labels.json: 20 of 20 cameras and hands are far from the middle of their images" in caplog.text
 
 
 @pytest.mark.parametrize(

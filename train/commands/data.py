@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from peclr_dali.errors import UserError, as_size
 from peclr_dali.train.commands.options import (
@@ -156,6 +157,10 @@ def pack(
     from peclr_dali.train.runs.log import progress_bar
 
     if index_only:
+        context = click.get_current_context()
+        given = [context.get_parameter_source(name) for name in ("files", "overrides", "per_tar", "workers")]
+        if ParameterSource.COMMANDLINE in given:
+            raise click.UsageError("--index takes OUT and --force alone: it leaves the tar files as they are.", context)
         from peclr_dali.pipelines.sources.shards.pack import index_tars
         from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE
 

@@ -57,8 +57,9 @@ def read_json_array(file: Path, shape: tuple[int, ...]) -> DoubleArray:
     """
     numbers = f"{' x '.join(map(str, shape))} finite numbers" if shape else "one finite number"
     with dataset_file(file, f"a JSON list with {numbers} for each pose or frame") as path:
-        array = as_numbers(from_json(path.read_bytes().removeprefix(codecs.BOM_UTF8)))  # faster than the json module
-        if array is None:
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        array = as_numbers(from_json(content))  # faster than the json module
+        if array is None or any(word in content for word in (b'"', b"true", b"false")):  # NumPy makes numbers of them
             raise ValueError("lists of different lengths, or values that are no numbers")
         if array.shape[1:] == (1,) and not shape:
             array = array[:, 0]
@@ -79,8 +80,11 @@ def csv_rows(
 
     Raises:
         UserError: the header lacks one of these columns or has it twice, or a row is longer than the header.
+        ValueError: it has a NUL, as text in UTF-16.
     """
     text = file.read_bytes().decode("utf-8-sig", errors="surrogateescape")  # names need not be in UTF-8
+    if "\0" in text:
+        raise ValueError("not text in UTF-8, or has a NUL; save it as CSV in UTF-8")
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     header = [cell.strip().lower() for cell in next(lines, [])]
     needed = [*columns]

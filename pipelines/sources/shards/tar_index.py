@@ -5,7 +5,6 @@ import json
 import os
 import re
 import tarfile
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import regular
 from peclr_dali.pipelines.arrays import AnyArray, IntArray
-from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.index import ROWS, Index
 from peclr_dali.pipelines.sources.folder import IMAGE_ENDINGS
 from peclr_dali.writing import whole_file
 
@@ -69,7 +68,11 @@ class TarIndex:
             np.savez(file, about=np.frombuffer(about, np.uint8), allow_pickle=False, **arrays)
 
 
-_PLACES = ("tars", "tar_bytes", "members", "tar", "offset", "size")
+_PLACES = {
+    "tars": ((), "U"), "tar_bytes": ((), "iu"), "members": ((), "S"), "tar": ((), "iu"), "offset": ((), "iu"),
+    "size": ((), "iu"),
+}  # fmt: skip
+"""The arrays of a `TarIndex` that are no labels; see `ROWS`."""
 
 
 def label_arrays(index: Index) -> dict[str, AnyArray]:
@@ -89,16 +92,25 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
         with np.lib.npyio.NpzFile(io.BytesIO(data)) as file:  # `np.load` takes other files for pickles
             arrays = {name: file[name] for name in file.files}
         about = json.loads(arrays.pop("about").tobytes())
+        for name, array in arrays.items():
+            row, kinds = (_PLACES | ROWS).get(name.removeprefix(TARGET), (array.shape[1:], "fiub"))
+            if array.shape[1:] != row or array.dtype.kind not in kinds:
+                raise ValueError(f"{name} is {array.shape} of {array.dtype}")
         index = TarIndex(
             str(about["name"]),
             **{name: arrays.pop(name) for name in _PLACES},
             labels=arrays,
             chosen=dict(about["chosen"]),
         )
-        rows = {len(array) for array in (*(getattr(index, name) for name in _PLACES[2:]), *arrays.values())}
-        if len(rows) > 1 or (index.tar >= len(index.tars)).any() or (index.tar < 0).any():
+        rows = {len(array) for array in (index.members, index.tar, index.offset, index.size, *arrays.values())}
+        if (
+            len(rows) > 1
+            or len(index.tars) != len(index.tar_bytes)
+            or any(table.min(initial=0) < 0 for table in (index.tar, index.offset, index.size))
+            or (index.offset + index.size > index.tar_bytes[index.tar]).any()
+        ):
             raise ValueError(f"its arrays of {sorted(rows)} rows do not fit each other")
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # damaged content may raise anything
         raise UserError(
             f"{origin} is not an index of tar files ({' '.join(str(error).split())[:200]}). Copy it again, or make it "
             "with 'python cli.py pack'"

@@ -45,6 +45,15 @@ def write_boxes(file: Path, edges_px: Mapping[str, Sequence[float]]) -> None:
     file.write_text("\n".join(["file,x0,y0,x1,y1", *rows]))
 
 
+def write_coco_boxes(file: Path, names: Sequence[str], width_px: int, height_px: int) -> None:
+    """A box in COCO's JSON format for each image, and the size of the images."""
+    content = {
+        "images": [{"id": name, "file_name": name, "width": width_px, "height": height_px} for name in names],
+        "annotations": [{"image_id": name, "bbox": [0, 0, width_px, height_px]} for name in names],
+    }
+    file.write_text(json.dumps(content))
+
+
 def mano_mesh(seed: int) -> np.ndarray:
     """(778, 3) somewhere in a frame of 320 x 180."""
     rng = np.random.default_rng(seed)

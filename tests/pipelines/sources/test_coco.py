@@ -62,6 +62,14 @@ def test_hands_are_as_they_were_annotated(root: Path) -> None:
     assert index.targets == {}
 
 
+def test_an_annotation_that_comes_twice_counts_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    content = json.loads((root / "annotations.json").read_text())
+    content["annotations"][5:5] = [{"id": 9, **content["annotations"][3]}, content["annotations"][4]]
+    (root / "annotations.json").write_text(json.dumps(content))
+    assert len(load_coco(DataConfig("coco", str(root)))) == HANDS
+    assert caplog.messages == [f"{root / 'annotations.json'}: 2 annotations repeat others, and are left out"]
+
+
 def test_crowds_and_hands_without_a_keypoint_or_a_size_are_left_out(root: Path) -> None:
     for change, count in (
         ({"iscrowd": "1"}, HANDS - 1),

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,13 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.dexter_object import SEQUENCES, TIPS, load_dexter_object
 from peclr_dali.skeleton import HAND
-from tests.pipelines.sources.layouts import assert_refused, dexter_tips_mm, write_boxes, write_dexter_object
+from tests.pipelines.sources.layouts import (
+    assert_refused,
+    dexter_tips_mm,
+    write_boxes,
+    write_coco_boxes,
+    write_dexter_object,
+)
 
 FRAMES = dict(zip(SEQUENCES, (3, 2, 2, 1, 1, 2), strict=True))
 HIDDEN = {("Grasp1", 1): [0, 3], ("Grasp2", 0): [0, 1, 2, 3, 4], ("Pinch", 0): [0, 1, 2, 3]}
@@ -82,6 +89,8 @@ def test_a_file_of_boxes_may_have_all_frames(root: Path) -> None:
     index = load_index(config)  # the box of the frame that is not used is ignored
     assert len(index) < len(frames)
     assert index.box_px[:, 0].tolist() == [320 + frames.index(path) for path in index.paths]
+    write_coco_boxes(root / "boxes.json", index.paths, 320, 240)
+    assert_refused(replace(config, box=str(root / "boxes.json")), "images have another size than their labels say")
     assert_refused(DataConfig(source="dexter_object", root=str(root), split="train"), r"Dexter\+Object are not split")
 
 

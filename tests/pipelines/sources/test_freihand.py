@@ -11,7 +11,7 @@ import pytest
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.pipelines.sources.freihand import _read_labels, load_freihand
-from tests.pipelines.sources.layouts import assert_refused, hand_m, write_boxes, write_image
+from tests.pipelines.sources.layouts import assert_refused, hand_m, write_boxes, write_coco_boxes, write_image
 
 POSES = 20
 EVALUATION = 3
@@ -130,6 +130,11 @@ def test_boxes_of_a_file_fit_every_subset(root: Path) -> None:
     write_boxes(boxes, {path: [image, 0, image + 8, 6] for image, path in enumerate(paths)})
     index = load_freihand(DataConfig("freihand", str(root), box=str(boxes), split="val", versions=("hom",)))
     assert index.box_px[:, 0].tolist() == [int(Path(path).stem) + 4 for path in index.paths]
+    write_coco_boxes(root / "boxes.json", [paths[40]], 2 * WIDTH, 2 * HEIGHT)
+    assert_refused(
+        DataConfig("freihand", str(root), box=str(root / "boxes.json")),
+        "boxes.json: 1 of 1 images have another size .*row 40; size_px 40, 30; labelled_size_px 80, 60",
+    )
 
 
 def rewrite(name: str, change: Any) -> Any:
@@ -259,6 +264,12 @@ def test_arrays_are_read_as_the_json_module_reads_them(root: Path) -> None:
 def test_json_other_than_a_list_of_equal_arrays_is_refused(root: Path, text: str) -> None:
     (root / "training_xyz.json").write_text(text)
     assert_refused(DataConfig("freihand", str(root)), r"training_xyz\.json: ")
+
+
+@pytest.mark.parametrize("number", ["true", "false", '"0.03"'])
+def test_truths_and_texts_are_no_numbers(root: Path, number: str) -> None:
+    rewrite("scale", lambda rows: json.dumps(rows.tolist()).replace("0.03,", f"{number},"))(root)
+    assert_refused(DataConfig("freihand", str(root)), r"training_scale\.json: .*values that are no numbers")
 
 
 def test_the_index_opens_few_images(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from tests.pipelines.sources.layouts import (
     ho3d_meta,
     python2_pickle,
     write_boxes,
+    write_coco_boxes,
     write_ho3d,
     write_image,
 )
@@ -147,6 +148,11 @@ def test_by_configuration(root: Path) -> None:
     write_boxes(boxes, {"evaluation/SM1/rgb/0000.png": [150, 160, 170, 200]})
     index = load_index(DataConfig(source="ho3d", root=str(root), part="evaluation", box=str(boxes), box_margin=2))
     np.testing.assert_allclose(index.box_px, [[160, 180, 80], *[[0, 0, 0]] * 3])
+    write_coco_boxes(root.parent / "boxes.json", index.paths, 640, 480)
+    assert_refused(
+        DataConfig(source="ho3d", root=str(root), part="evaluation", box=str(root.parent / "boxes.json")),
+        "4 of 4 images have another size than their labels say", "boxes.json",
+    )  # fmt: skip
     assert_refused(
         DataConfig(source="ho3d", root=str(root), part="evaluation", split="val"), "evaluation frames are not split"
     )

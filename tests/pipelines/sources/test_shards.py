@@ -7,7 +7,7 @@ import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import chdir, closing
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -189,6 +189,9 @@ def test_an_interrupted_pack_leaves_nothing_and_the_next_one_is_whole(
     }
     with pytest.raises(UserError, match="is not empty"):
         pack(source, out, per_tar=7, workers=2)
+    (tmp_path / "here").mkdir()
+    with chdir(tmp_path / "here"), pytest.raises(UserError, match="here is not empty, the working folder or a mount"):
+        pack(source, Path(), per_tar=7, workers=2)
 
     mine = tmp_path / "two.unfinished" / "shard-000000.tar.bak"
     mine.parent.mkdir()
@@ -221,6 +224,31 @@ def test_damage_is_one_line(name: str, damaged: Any, message: str, packed: Path,
     if damaged is not None:
         (copy / name).write_bytes(damaged(data))
     assert_refused(DataConfig("shards", str(copy)), message, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("tars", lambda array: array.astype("S"), r"tars is \(8,\) of .S16"),
+        ("tar_bytes", lambda array: array[1:], "do not fit each other"),
+        ("tar", lambda array: array / 2, "tar is .* of float64"),
+        ("offset", lambda array: array - 600, "do not fit"),
+        ("size", lambda array: array + 2**20, "do not fit"),
+        ("members", lambda array: array[:, None], r"members is \(50, 1\)"),
+        ("box_px", lambda array: array[:, :2], r"box_px is \(50, 2\)"),
+        ("target.K", lambda array: array.astype("S"), "K is .* of .S"),
+        ("target.scale_m", lambda array: array[:, None], r"target.scale_m is \(50, 1\)"),
+        ("about", lambda array: array[:5], "is not an index of tar files"),
+    ],
+)
+def test_an_index_with_other_arrays_is_one_line(
+    name: str, change: Any, message: str, packed: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(packed, tmp_path / "copy"))
+    with np.load(copy / INDEX_FILE) as file:
+        arrays = dict(file)
+    np.savez_compressed(copy / INDEX_FILE, **arrays | {name: change(arrays[name])})
+    assert_refused(DataConfig("shards", str(copy)), message, INDEX_FILE)
 
 
 def write_tar(file: Path, members: dict[str, bytes], kind: bytes = tarfile.REGTYPE) -> None:
