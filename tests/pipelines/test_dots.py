@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
-from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.columns import Draw
 from tests.conftest import Record
 from tests.pipelines.harness import NO_COLOUR, Image, make_views
 from tests.pipelines.test_views import PLAIN_DRAW
