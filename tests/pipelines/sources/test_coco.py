@@ -144,6 +144,29 @@ def test_keypoints_are_found_by_their_names_in_mmpose_and_in_any_order(root: Pat
     np.testing.assert_array_equal(load_coco(DataConfig("coco", str(root))).keypoints_px, expected)
 
 
+def test_two_categories_are_the_hands_and_left_ones_are_mirrored(root: Path) -> None:
+    """As CVAT exports two skeletons, which may have their points in different orders; a category of a cup has none."""
+    file, expected = root / ANNOTATIONS, load_coco(DataConfig("coco", str(root))).keypoints_px
+    content = json.loads(file.read_text())
+    content["categories"] = [
+        {"id": 1, "name": "left_hand", "keypoints": HAND.keypoints},
+        {"id": 2, "name": "cup", "keypoints": []},
+        {"id": 3, "name": "right_hand", "keypoints": HAND.keypoints[::-1]},
+    ]
+    for one in content["annotations"]:
+        one["category_id"] = 1 if one["image_id"] < 105 else 3
+        if one["category_id"] == 3:
+            one["keypoints"] = np.reshape(one["keypoints"], (-1, 3))[::-1].ravel().tolist()
+    file.write_text(json.dumps(content))
+    index = load_coco(DataConfig("coco", str(root)))
+    np.testing.assert_array_equal(index.keypoints_px, expected)
+    assert index.mirrored.tolist() == [True] * 5 + [False] * 15
+    changed(root, category_id=2)
+    assert_refused(DataConfig("coco", str(root)), "annotation 0: none of the 2 categories of hands has the id '2'")
+    file.write_text(json.dumps(content | {"categories": content["categories"][:2]}))
+    assert load_coco(DataConfig("coco", str(root))).mirrored.all(), "the only category of hands"
+
+
 def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> None:
     content = json.loads((root / "annotations.json").read_text())
     for one in content["annotations"]:
@@ -163,7 +186,10 @@ def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> Non
         (None, "No such file or directory; expected keypoints in COCO's JSON format. Check data.root"),
         ("{", "cannot be read .*; expected keypoints in COCO's JSON format.* mend the file"),
         ("[]", "TypeError.*; expected keypoints in COCO's JSON format"),
-        ('{"categories": [{"keypoints": ["nose"]}]}', r"have the keypoints \[\['nose'\]\]; expected one category"),
+        (
+            '{"categories": [{"keypoints": ["nose"]}]}',
+            r"have the keypoints \[\['nose'\]\]; expected those of a hand in each",
+        ),
     ],
 )
 def test_files_in_another_format_end_in_one_line(text: str | None, message: str, root: Path) -> None:
