@@ -90,9 +90,8 @@ def test_the_first_columns_never_change() -> None:
     ("number", "message"), [(3, "aliases found .* FLIP -> MAGNIFICATION"), (26, "missing values 24")]
 )
 def test_a_number_that_two_columns_have_or_none_is_refused_at_import(number: int, message: str) -> None:
-    source = Path(columns.__file__).read_text().replace("FLIP = 24", f"FLIP = {number}")
     with pytest.raises(ValueError, match=message):
-        exec(source, {"__name__": "columns"})
+        exec(Path(columns.__file__).read_text().replace("FLIP = 24", f"FLIP = {number}"), {"__name__": "columns"})
     assert COLUMNS <= UNIFORMS_PER_VIEW
 
 
