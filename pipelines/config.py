@@ -15,14 +15,8 @@ from pydantic.dataclasses import dataclass
 from peclr_dali.bounds import STRICT, Count, Factor, Fraction, Positive, PositiveFraction, Queue, Seed, Threads, one_of
 from peclr_dali.errors import UserError
 
-SOURCES = {
-    name: f"peclr_dali.pipelines.sources.{name}:load_{name}"
-    for name in ("freihand", "youtube3d", "ho3d", "dexter_object", "coco", "folder", "shards")
-}
-"""Layout -> "module:function" that makes an `Index` from a `DataConfig`; imported when it is called."""
-
-WITH_PARTS = ("freihand", "youtube3d", "ho3d")
-"""The layouts with a training and an evaluation part (`DataConfig.part`)."""
+SOURCES = ("freihand", "youtube3d", "ho3d", "dexycb", "dexter_object", "coco", "folder", "shards")
+"""The layouts. Each is a module in `pipelines/sources/`, imported when it is used, with a function `load_NAME`."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -30,20 +24,21 @@ class DataConfig:
     """The images, and the square of each image that becomes the canonical view.
 
     Attributes:
-        source: layout of the files: "freihand", "youtube3d", "ho3d", "dexter_object", "coco" (images with keypoints in
-            COCO's JSON format), "folder" (any tree of JPEG, PNG and WebP files) or "shards" (what the command
-            `pack` writes).
+        source: layout of the files: "freihand", "youtube3d", "ho3d", "dexycb", "dexter_object", "coco" (images with
+            keypoints in COCO's JSON format), "folder" (any tree of JPEG, PNG and WebP files) or "shards" (what the
+            command `pack` writes).
         root: the dataset's folder. For shards, also an address such as "s3://bucket/folder".
-        part: the dataset's part, for `WITH_PARTS`. YouTube3DHands: "evaluation" is its test part.
+        part: the dataset's part, for layouts that have parts. YouTube3DHands and DexYCB: "evaluation" is the test part.
         split: "train" and "val" divide the training part 90/10: FreiHAND by pose, HO-3D by recording, COCO by image,
-            shards by the group that was packed (such as FreiHAND's pose). YouTube3DHands has train
-            and val parts of its own; there "all" is the train part.
+            shards by the group that was packed (such as FreiHAND's pose). YouTube3DHands and DexYCB have train
+            and val parts of their own; "all" is YouTube3DHands' train part, and both of DexYCB.
+        setup: DexYCB: the published split, "s0" by sequence, "s1" by person, "s2" by camera, "s3" by object.
         versions: FreiHAND's background versions.
         box: FreiHAND: "center" (needs no labels), "joints" (from the labels, as in the authors' code) or a CSV or JSON
             file of boxes. A folder: a file of boxes, or "center" for the square around the whole image. HO-3D and
-            Dexter+Object: a file of boxes; without it, the square around the keypoints. YouTube3DHands, COCO and
-            packed shards: leave it out; the box is the square around the hand's mesh, the annotation's box, or the
-            packed box. Tar files of other programs: as for a folder.
+            Dexter+Object: a file of boxes; without it, the square around the keypoints. YouTube3DHands, DexYCB, COCO
+            and packed shards: leave it out; the box is the square around the hand's mesh or the keypoints, the
+            annotation's box, or the packed box. Tar files of other programs: as for a folder.
         center_frac: FreiHAND: side of the "center" box over the image's shorter side.
         box_margin: factor of the box's side. The whole image gets no margin.
         annotations: COCO: the JSON file, relative to `root`; unset, annotations.json.
@@ -66,6 +61,7 @@ class DataConfig:
     root: str = ".data/hands"
     part: Literal["training", "evaluation"] = "training"
     split: Literal["all", "train", "val"] = "all"
+    setup: Literal["s0", "s1", "s2", "s3"] = "s0"
     versions: tuple[Literal["gs", "hom", "sample", "auto"], ...] = ("gs", "hom", "sample", "auto")
     box: str = "center"
     center_frac: PositiveFraction = 0.6

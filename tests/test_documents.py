@@ -186,6 +186,7 @@ def test_the_architecture_quotes_the_code() -> None:
     assert [line for line in quoted if line not in code] == []
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
 def test_the_library_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks, one after the other, as a reader would type them, on fewer hands; the first one learns."""
     page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")

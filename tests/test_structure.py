@@ -41,7 +41,7 @@ MAY_IMPORT = {
 }
 """What each part of the package may import of the others. Nobody may import `tests`, nor a part without its package."""
 
-ORACLE_MAY_IMPORT = {"Column", "Draw", "AppearanceConfig", "ColourConfig", "GeometryConfig"}
+ORACLE_MAY_IMPORT = {"Draw", "AppearanceConfig", "ColourConfig", "GeometryConfig"}
 """From the product, what describes the oracle's input: the names of the table's columns, and the configuration."""
 
 CONFINED = {"nvidia.dali": {"pipelines", "bench"}, "torch.distributed": {"train"}}

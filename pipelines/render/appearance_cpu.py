@@ -10,7 +10,6 @@ from peclr_dali.pipelines.arrays import AnyArray, FloatArray, Int32Array, IntArr
 from peclr_dali.pipelines.views.appearance import (
     ORDER,
     AppearanceConfig,
-    Column,
     blur_weights,
     grey,
     holes,
@@ -20,6 +19,7 @@ from peclr_dali.pipelines.views.appearance import (
     pixel_hashes,
     quantile,
 )
+from peclr_dali.pipelines.views.columns import Draw
 
 F, I32 = np.float32, np.int32
 
@@ -44,17 +44,17 @@ def change_views(views: PixelArray, rows: IntArray, draws: FloatArray, appearanc
         if not len(drawn):
             continue
         match column:
-            case Column.SOBEL:
+            case Draw.SOBEL:
                 _sobel(views, drawn)
-            case Column.CUT_OUT:
+            case Draw.CUT_OUT:
                 for row, (left, top, side, level) in zip(drawn, holes(draws[drawn]), strict=True):
                     views[row, top : top + side, left : left + side] = level
-            case Column.BLUR:
+            case Draw.BLUR:
                 _blur(views, drawn, blur_weights(draws[drawn]))
-            case Column.NOISE:
+            case Draw.NOISE:
                 hashes, levels = pixel_hashes(views.shape[1]), noise_levels(appearance.noise_std)
                 _add_noise(views, drawn, noise_keys(draws[drawn]), hashes, levels)
-            case Column.COLOUR_DROP:
+            case Draw.COLOUR_DROP:
                 _drop_colour(views, drawn)
             case _:
                 raise NotImplementedError(column.name)

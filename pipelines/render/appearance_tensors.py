@@ -12,7 +12,6 @@ from peclr_dali.pipelines.batch import to_device
 from peclr_dali.pipelines.views.appearance import (
     ORDER,
     AppearanceConfig,
-    Column,
     blur_weights,
     grey,
     holes,
@@ -21,6 +20,7 @@ from peclr_dali.pipelines.views.appearance import (
     pixel_hashes,
     quantile,
 )
+from peclr_dali.pipelines.views.columns import Draw
 
 _AT_ONCE = 64
 """Views that are changed together, which bounds the memory."""
@@ -47,24 +47,24 @@ def change_tensors(views: Tensor, draws: FloatArray, appearance: AppearanceConfi
             views[at] = changed.to(torch.uint8)
 
 
-def _changed(column: Column, views: Tensor, draws: FloatArray, appearance: AppearanceConfig) -> Tensor:
+def _changed(column: Draw, views: Tensor, draws: FloatArray, appearance: AppearanceConfig) -> Tensor:
     """Views (n, S, S, 3) uint8, whose draws are (n, COLUMNS), after one augmentation.
 
     The result may have one channel for all three, and floating numbers of at least 0, not yet rounded or clipped.
     """
     device, side_px = views.device, views.shape[1]
     match column:
-        case Column.SOBEL:
+        case Draw.SOBEL:
             return _sobel(views)
-        case Column.CUT_OUT:
+        case Draw.CUT_OUT:
             return _cut_out(views, to_device(holes(draws), device))
-        case Column.BLUR:
+        case Draw.BLUR:
             return _blur(views, to_device(blur_weights(draws), device))
-        case Column.NOISE:
+        case Draw.NOISE:
             hashes, levels = _noise_constants(side_px, appearance.noise_std, device)
             quantiles = quantile(hashes, to_device(noise_keys(draws), device)[:, None, None, None])
             return levels.index_select(0, quantiles.view(-1)).view(views.shape).add_(views).clamp_(0, 255)
-        case Column.COLOUR_DROP:
+        case Draw.COLOUR_DROP:
             greys: Tensor = grey(*views.unbind(3)) / 1000
             return greys[..., None]
         case _:

@@ -12,7 +12,7 @@ from peclr_dali.pipelines.arrays import FloatArray, IntArray
 from peclr_dali.pipelines.render.appearance_cpu import change_views
 from peclr_dali.pipelines.render.cpu_kernels import make_views
 from peclr_dali.pipelines.views.augmentation import Augmentation
-from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.columns import Draw
 from peclr_dali.pipelines.views.plan import Plan
 
 JITTER = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]

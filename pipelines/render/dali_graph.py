@@ -15,7 +15,7 @@ from nvidia.dali import Pipeline, fn
 from peclr_dali.pipelines.arrays import FloatArray, IntArray, PixelArray
 from peclr_dali.pipelines.render.settings import Settings
 from peclr_dali.pipelines.views.augmentation import Augmentation
-from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.columns import Draw
 from peclr_dali.pipelines.views.plan import Chunk
 
 Node = Any  # DALI's DataNode carries no types

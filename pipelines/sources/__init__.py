@@ -1,4 +1,7 @@
-"""Dataset layouts. Each has a file with a function that returns an `Index`, and an entry in `SOURCES`."""
+"""Dataset layouts. Each has a module with a function that returns an `Index`, and its name in `SOURCES`.
+
+The module says `HAS_PARTS = True` if it has a training and an evaluation part (`DataConfig.part`).
+"""
 
 import dataclasses
 import json
@@ -12,7 +15,7 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import parse_json
 from peclr_dali.pipelines.arrays import IntArray
-from peclr_dali.pipelines.config import SOURCES, DataConfig, is_address
+from peclr_dali.pipelines.config import DataConfig, is_address
 from peclr_dali.pipelines.samples.index import Index, join
 from peclr_dali.pipelines.samples.rules import validate
 from peclr_dali.pipelines.samples.subsets import in_fraction
@@ -53,7 +56,7 @@ def read_source(config: DataConfig) -> Index:
             "Pack the data with 'python cli.py pack', copy the shards there, and set data.source = 'shards'."
         )
     try:
-        index: Index = pkgutil.resolve_name(SOURCES[config.source])(config)
+        index: Index = pkgutil.resolve_name(f"{__name__}.{config.source}:load_{config.source}")(config)
     except OSError as error:
         raise UserError(
             f"{error.filename or config.root}: {error.strerror or error}. Check the path and its permissions"
@@ -71,6 +74,11 @@ def read_source(config: DataConfig) -> Index:
             'hand; a tenth of few groups is none. Mend the data, set data.split = "all", or use a larger set.'
         )
     return index if len(chosen) == len(index) else index.select(chosen)
+
+
+def has_parts(source: str) -> bool:
+    """Whether a layout has a training and an evaluation part."""
+    return hasattr(pkgutil.resolve_name(f"{__name__}.{source}"), "HAS_PARTS")
 
 
 def write_bad_list(file: Path, reasons: Mapping[str, str]) -> None:

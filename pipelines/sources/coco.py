@@ -13,7 +13,7 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.files.check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.subsets import hash_of_name, refuse_key, rows_of_split
-from peclr_dali.pipelines.sources.boxes import coco_annotations, refuse_corners, squares_around
+from peclr_dali.pipelines.sources.boxes import Entries, coco_annotations, refuse_corners, squares_around
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
 
@@ -33,6 +33,9 @@ _MMPOSE = {
 def load_coco(config: DataConfig) -> Index:
     """Read all hands with a labelled keypoint, in the order of the file; crowds are left out.
 
+    Each category with keypoints is one of hands, with its own order. One with "left" in its name has left hands, which
+    are mirrored. If there is one alone, annotations need not name it.
+
     COCO's keypoints are whole pixels, so half a pixel is added: the index is corner-based. An image's `file_name` is
     relative to `data.root`.
 
@@ -47,16 +50,20 @@ def load_coco(config: DataConfig) -> Index:
     refuse_key(config, "part", "COCO's annotations have no parts, but data.split and data.annotations")
     root = Path(config.root)
     file = root / (config.annotations or ANNOTATIONS)
-    names, labels, bboxes, sizes_px = list[str](), [], [], []
+    names, labels, is_left, bboxes, sizes_px = list[str](), [], list[bool](), [], []
     remedy = "Check data.root and data.annotations, or mend the file."
     with dataset_file(file, "keypoints in COCO's JSON format", remedy) as path:
         content = parse_json(path.read_bytes())
-        order = _order_of_keypoints(file, content["categories"])
+        hands = [category for category in content["categories"] if category.get("keypoints")]
+        orders = _orders_of_keypoints(file, [category["keypoints"] for category in hands])
+        listed = Entries([category.get("id") for category in hands], file, "categories of hands")
         for place, entry, name, size_px in coco_annotations(file, content):
             keypoints, bbox = _numbers(place, entry)
+            kind = listed.row(entry.get("category_id"), place) if len(hands) > 1 else 0
             if (keypoints[:, 2] > 0).any():
                 names.append(name)
-                labels.append(keypoints[order])
+                labels.append(keypoints[orders[kind]])
+                is_left.append("left" in str(hands[kind].get("name")).lower())
                 bboxes.append(bbox)
                 sizes_px.append(size_px)
     points, bbox, size_px = np.array(labels).reshape(-1, len(HAND), 3), np.reshape(bboxes, (-1, 4)), np.array(sizes_px)
@@ -73,6 +80,7 @@ def load_coco(config: DataConfig) -> Index:
         paths=paths,
         box_px=squares_around(low, high),
         keypoints_px=keypoints_px.astype(np.float32),
+        mirror=np.array(is_left, bool),
         group=np.array([hash_of_name(path) for path in paths], np.int64),
         label_file=str(file),
         labelled_size_px=size_px.astype(np.float32).reshape(-1, 2),
@@ -108,17 +116,19 @@ def _stored_name(root: Path, name: str) -> str:
     return next((form for form in forms if (root / form).exists()), name)
 
 
-def _order_of_keypoints(file: Path, categories: list[dict[str, Any]]) -> list[int]:
-    """The place in the file of each of a hand's keypoints, by their names in the file's one category with keypoints."""
-    found = [list(map(str.lower, category["keypoints"])) for category in categories if category.get("keypoints")]
-    for names in found if len(found) == 1 else []:
+def _orders_of_keypoints(file: Path, categories: list[list[str]]) -> list[list[int]]:
+    """The place of each of a hand's keypoints in the categories, by the names of their keypoints."""
+    orders = []
+    for names in [list(map(str.lower, category)) for category in categories]:
         known = dict(_MMPOSE)
         if "thumb_cmc" in names:
             known |= {anatomical: ours for ours, anatomical in THUMB_IN_ANATOMY.items()}
         ours = [known.get(name, name) for name in names]
         if sorted(ours) == sorted(HAND.keypoints):
-            return [ours.index(name) for name in HAND.keypoints]
-    raise UserError(
-        f"{file}: its categories have the keypoints {str(found)[:120]}; expected one category, with those of a hand: "
-        f"{', '.join(HAND.keypoints)}. Rename them."
-    )
+            orders.append([ours.index(name) for name in HAND.keypoints])
+    if not orders or len(orders) < len(categories):
+        raise UserError(
+            f"{file}: its categories have the keypoints {str(categories)[:120]}; expected those of a hand in each: "
+            f"{', '.join(HAND.keypoints)}. Rename them, or use a file of hands alone."
+        )
+    return orders

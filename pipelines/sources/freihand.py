@@ -18,6 +18,8 @@ from peclr_dali.pipelines.sources.boxes import squares_around, with_one_box_each
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, read_json_array
 from peclr_dali.skeleton import HAND
 
+HAS_PARTS = True
+
 VERSIONS = ("gs", "hom", "sample", "auto")
 """The backgrounds in the order of the files: green screen, then three kinds of replacement."""
 

@@ -25,6 +25,8 @@ from peclr_dali.pipelines.sources.label_files.dataset_file import Tables, datase
 from peclr_dali.pipelines.sources.label_files.pickles import MANO_TO_KEYPOINTS, read_numpy_pickle
 from peclr_dali.skeleton import HAND
 
+HAS_PARTS = True
+
 OPENGL_TO_CAMERA = (1.0, -1.0, -1.0)
 """Signs that turn the annotations' axes (y up, negative z forward) into those of `Index` (y down, z forward)."""
 

@@ -25,6 +25,8 @@ from peclr_dali.pipelines.sources.folder import ENDINGS, stored_images
 from peclr_dali.pipelines.sources.label_files.dataset_file import Tables, dataset_file, remembered
 from peclr_dali.pipelines.sources.label_files.pickles import VERTICES, read_regressor
 
+HAS_PARTS = True
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,6 @@ render/appearance_tensors.py apply the augmentations, with the same tables. A vi
 nothing is summed over views. Greys and noise are whole-number arithmetic, the same on every device.
 """
 
-from enum import IntEnum
 from functools import cache
 from statistics import NormalDist
 from typing import Annotated, Any, TypeAlias
@@ -17,6 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from peclr_dali.bounds import STRICT, Fraction, Number
 from peclr_dali.pipelines.arrays import AnyArray, DoubleArray, FloatArray, Int32Array
+from peclr_dali.pipelines.views.columns import Draw
 
 MIN_BLUR_SIGMA_PX, MAX_BLUR_SIGMA_PX = 0.1, 20.0
 """Smallest and largest sigma of a blur. The smallest blur is invisible: the neighbours have a weight of 2e-22."""
@@ -71,43 +71,23 @@ class AppearanceConfig:
         return any(value for name, value in vars(self).items() if name.endswith("_probability"))
 
 
-class Column(IntEnum):
-    """Columns of the table of draws, besides those of `draws.Draw`, which has 20 to 24: the next free one is 25.
-
-    A column named like an augmentation is 1 if it is applied, else 0.
-    """
-
-    COLOUR_DROP = 8
-    SOBEL = 9
-    CUT_OUT = 10
-    CUT_OUT_SIDE_PX = 11  # whole pixels of the view, so that every renderer cuts out the same pixels
-    CUT_OUT_LEFT_PX = 12
-    CUT_OUT_TOP_PX = 13
-    CUT_OUT_GREY = 14
-    BLUR = 15
-    BLUR_SIGMA_PX = 16
-    NOISE = 17
-    NOISE_KEY_HIGH = 18  # 16 bits each: float32 holds them exactly
-    NOISE_KEY_LOW = 19
-
-
-ORDER = (Column.SOBEL, Column.CUT_OUT, Column.BLUR, Column.NOISE, Column.COLOUR_DROP)
+ORDER = (Draw.SOBEL, Draw.CUT_OUT, Draw.BLUR, Draw.NOISE, Draw.COLOUR_DROP)
 """The augmentations, in the order in which they are applied. An augmentation's keys begin with its column's name."""
 
 
 def draw_appearance(appearance: AppearanceConfig, side_px: int, uniform: DoubleArray, table: DoubleArray) -> None:
-    """Fill the columns of `Column` from the uniform numbers in [0, 1) of the same columns."""
+    """Fill the augmentations' columns of `Draw` from the uniform numbers in [0, 1) of the same columns."""
     for column in ORDER:
         table[:, column] = uniform[:, column] < getattr(appearance, f"{column.name.lower()}_probability")
     low, high = appearance.cut_out_side_frac
-    side = np.rint(side_px * (low + (high - low) * uniform[:, Column.CUT_OUT_SIDE_PX]))
-    table[:, Column.CUT_OUT_SIDE_PX] = side
-    for corner in (Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX):
+    side = np.rint(side_px * (low + (high - low) * uniform[:, Draw.CUT_OUT_SIDE_PX]))
+    table[:, Draw.CUT_OUT_SIDE_PX] = side
+    for corner in (Draw.CUT_OUT_LEFT_PX, Draw.CUT_OUT_TOP_PX):
         table[:, corner] = np.floor((side_px - side + 1) * uniform[:, corner])
     low, high = appearance.blur_sigma_px
-    table[:, Column.BLUR_SIGMA_PX] = low + (high - low) * uniform[:, Column.BLUR_SIGMA_PX]
-    table[:, Column.CUT_OUT_GREY] = np.floor(256 * uniform[:, Column.CUT_OUT_GREY])
-    for half in (Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW):
+    table[:, Draw.BLUR_SIGMA_PX] = low + (high - low) * uniform[:, Draw.BLUR_SIGMA_PX]
+    table[:, Draw.CUT_OUT_GREY] = np.floor(256 * uniform[:, Draw.CUT_OUT_GREY])
+    for half in (Draw.NOISE_KEY_HIGH, Draw.NOISE_KEY_LOW):
         table[:, half] = np.floor(2**16 * uniform[:, half])
 
 
@@ -118,13 +98,13 @@ def grey(red: Any, green: Any, blue: Any) -> Any:
 
 def holes(draws: FloatArray) -> Int32Array:
     """The squares to cut out (N, 4): left, top, side and grey."""
-    columns = [Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX, Column.CUT_OUT_SIDE_PX, Column.CUT_OUT_GREY]
+    columns = [Draw.CUT_OUT_LEFT_PX, Draw.CUT_OUT_TOP_PX, Draw.CUT_OUT_SIDE_PX, Draw.CUT_OUT_GREY]
     return draws[:, columns].astype(np.int32)
 
 
 def blur_weights(draws: FloatArray) -> FloatArray:
     """Weights (N, 2 R + 1) of Gaussians that end at ceil(3 sigma), R being the largest reach; 0 beyond it."""
-    sigma_px = draws[:, [Column.BLUR_SIGMA_PX]].astype(np.float64)
+    sigma_px = draws[:, [Draw.BLUR_SIGMA_PX]].astype(np.float64)
     reach_px = np.ceil(3 * sigma_px)
     taps_px = np.arange(-reach_px.max(), reach_px.max() + 1)
     weights = np.exp(-((taps_px / sigma_px) ** 2) / 2) * (np.abs(taps_px) <= reach_px)
@@ -134,7 +114,7 @@ def blur_weights(draws: FloatArray) -> FloatArray:
 
 def noise_keys(draws: FloatArray) -> Int32Array:
     """The key (N,) of each view's noise."""
-    halves = draws[:, [Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW]].astype(np.uint32)
+    halves = draws[:, [Draw.NOISE_KEY_HIGH, Draw.NOISE_KEY_LOW]].astype(np.uint32)
     return (halves[:, 0] << 16 | halves[:, 1]).view(np.int32)
 
 

@@ -5,38 +5,18 @@ place, and every view consumes a fixed number of draws. A new augmentation takes
 others.
 """
 
-from enum import IntEnum
-
 import numpy as np
 
 from peclr_dali.pipelines.arrays import FloatArray, IntArray
 from peclr_dali.pipelines.randomness import Stream, uniforms
-from peclr_dali.pipelines.views.appearance import Column, Range, draw_appearance
+from peclr_dali.pipelines.views.appearance import Range, draw_appearance
 from peclr_dali.pipelines.views.augmentation import Augmentation
+from peclr_dali.pipelines.views.columns import Draw
 
 UNIFORMS_PER_VIEW = 32
 """Uniform numbers reserved for one view of one sample; a multiple of Philox's block of four."""
 
-
-class Draw(IntEnum):
-    """Columns of the table of draws; `appearance.Column` has further ones. The next free one is 25."""
-
-    ANGLE_DEG = 0
-    SHIFT_X_FRAC = 1
-    SHIFT_Y_FRAC = 2
-    MAGNIFICATION = 3
-    HUE = 4
-    SATURATION = 5
-    VALUE_SCALE = 6
-    VALUE_SHIFT = 7
-    CROP = 20  # 1 if applied, else 0
-    CROP_SIDE_FRAC = 21
-    CROP_X_FRAC = 22  # centre of the crop, from the centre of the canonical view, as a fraction of its side
-    CROP_Y_FRAC = 23
-    FLIP = 24  # 1 if applied, else 0
-
-
-COLUMNS = 1 + max(*Draw, *Column)
+COLUMNS = len(Draw)
 """Width of the table of draws."""
 
 

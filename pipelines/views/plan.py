@@ -14,7 +14,7 @@ import numpy as np
 from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
 from peclr_dali.pipelines.files.image_file import ImageFile, stored_to_upright_px, upright_size_px
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
-from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.columns import Draw
 
 HALVE_BELOW: Final = math.sqrt(0.5)
 """Magnification below which a view samples a halved source; the same limit holds for each further halving."""

@@ -12,9 +12,8 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from peclr_dali.pipelines.views.appearance import Column
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, ColourConfig, GeometryConfig
-from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.columns import Draw
 
 Array = npt.NDArray[np.float64]
 FloatArray = npt.NDArray[np.float32]
@@ -171,15 +170,15 @@ def _hash32(number: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def apply_appearance(view: Image, appearance: AppearanceConfig, draws: FloatArray) -> Image:
     """The further augmentations of one view (S, S, 3), each giving 8-bit pixels."""
     left_px, top_px, cut_px = (
-        int(draws[column]) for column in (Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX, Column.CUT_OUT_SIDE_PX)
+        int(draws[column]) for column in (Draw.CUT_OUT_LEFT_PX, Draw.CUT_OUT_TOP_PX, Draw.CUT_OUT_SIDE_PX)
     )
-    key = int(draws[Column.NOISE_KEY_HIGH]) << 16 | int(draws[Column.NOISE_KEY_LOW])
-    augmentations: dict[Column, Callable[[Array], Array]] = {
-        Column.SOBEL: sobel,
-        Column.CUT_OUT: lambda view: cut_out(view, left_px, top_px, cut_px, float(draws[Column.CUT_OUT_GREY])),
-        Column.BLUR: lambda view: blur(view, float(draws[Column.BLUR_SIGMA_PX])),
-        Column.NOISE: lambda view: noise(view, key, appearance.noise_std),
-        Column.COLOUR_DROP: lambda view: (view @ GREY)[..., None],
+    key = int(draws[Draw.NOISE_KEY_HIGH]) << 16 | int(draws[Draw.NOISE_KEY_LOW])
+    augmentations: dict[Draw, Callable[[Array], Array]] = {
+        Draw.SOBEL: sobel,
+        Draw.CUT_OUT: lambda view: cut_out(view, left_px, top_px, cut_px, float(draws[Draw.CUT_OUT_GREY])),
+        Draw.BLUR: lambda view: blur(view, float(draws[Draw.BLUR_SIGMA_PX])),
+        Draw.NOISE: lambda view: noise(view, key, appearance.noise_std),
+        Draw.COLOUR_DROP: lambda view: (view @ GREY)[..., None],
     }
     for column, augment in augmentations.items():
         if draws[column]:

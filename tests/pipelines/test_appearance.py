@@ -11,9 +11,9 @@ from scipy import stats
 from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.render.appearance_cpu import change_views
 from peclr_dali.pipelines.render.appearance_tensors import change_tensors
-from peclr_dali.pipelines.views.appearance import MAX_BLUR_SIGMA_PX, ORDER, Column
+from peclr_dali.pipelines.views.appearance import MAX_BLUR_SIGMA_PX, ORDER
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.columns import Draw
 from tests.pipelines import harness, reference
 from tests.pipelines.harness import NO_COLOUR, RENDERERS, Image, RendererName, make_views, smooth_image
 from tests.pipelines.test_views import CENTER_BOX, PLAIN_DRAW, differences_from_oracle
@@ -85,7 +85,7 @@ def test_the_widest_blur_mirrors_the_smallest_view(renderer: RendererName, side_
     sigmas_px = [0.1, 0.34, 1.0, 1.5, 7.3, MAX_BLUR_SIGMA_PX]
     images = [rng.integers(0, 256, (side_px, side_px, 3), dtype=np.uint8) for _ in sigmas_px]
     draws = draws_of(appearance, GeometryConfig(side_px=side_px), len(sigmas_px))
-    draws[:, Column.BLUR_SIGMA_PX] = sigmas_px
+    draws[:, Draw.BLUR_SIGMA_PX] = sigmas_px
     for image, draw, made in zip(images, draws, views_of(renderer, images, draws, appearance), strict=True):
         expected = reference.apply_appearance(image, appearance, draw).astype(int)
         assert np.abs(expected - made).max() <= 1
@@ -97,7 +97,7 @@ def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str) -> No
     rng = np.random.default_rng(0)
     images = np.stack([smooth_image(rng, 20, 20, 2) for _ in range(140)])
     draws = draws_of(ALWAYS[option], GeometryConfig(side_px=20), len(images))
-    column = Column[option.upper()]
+    column = Draw[option.upper()]
     draws[3::7, column] = 0
     changed, on_tensors = images.copy(), torch.from_numpy(images.copy())
     change_views(changed, np.arange(1, len(images), 2), draws, ALWAYS[option])
@@ -120,8 +120,8 @@ def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str) -> No
 
 def test_noise_is_gaussian_and_independent_from_pixel_to_pixel_and_view_to_view() -> None:
     draws = draws_of(ALWAYS["noise"], GeometryConfig(), 40)
-    draws[1, [Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW]] = draws[0, [Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW]]
-    draws[1, Column.NOISE_KEY_LOW] += 1  # neighbouring keys
+    draws[1, [Draw.NOISE_KEY_HIGH, Draw.NOISE_KEY_LOW]] = draws[0, [Draw.NOISE_KEY_HIGH, Draw.NOISE_KEY_LOW]]
+    draws[1, Draw.NOISE_KEY_LOW] += 1  # neighbouring keys
     grey = [np.full((64, 64, 3), 128, np.uint8)] * len(draws)
     noise = np.stack(views_of("cpu", grey, draws, ALWAYS["noise"])).astype(int) - 128
     assert abs(noise.mean()) < 0.2  # half a million numbers: five standard errors

@@ -16,7 +16,7 @@ from peclr_dali.pipelines.render.dali_graph import decode, view_pipeline
 from peclr_dali.pipelines.render.settings import choose_settings, samples_in_chunk
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig
-from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.columns import Draw
 from peclr_dali.pipelines.views.plan import MAX_HALVINGS, Chunk, most_halvings, plan_views
 from tests.pipelines.harness import NO_COLOUR, draws_of, encode, plan_files, settings_of, smooth_image
 from tests.pipelines.test_views import PLAIN_DRAW

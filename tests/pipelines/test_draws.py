@@ -1,6 +1,7 @@
 """Draws are a pure function of (seed, epoch, position, view)."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from pydantic import ValidationError
 
 from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.randomness import MOST_VIEWS
-from peclr_dali.pipelines.views import plan
-from peclr_dali.pipelines.views.appearance import Column
+from peclr_dali.pipelines.views import columns, plan
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-from peclr_dali.pipelines.views.draws import COLUMNS, UNIFORMS_PER_VIEW, Draw, draw_view
+from peclr_dali.pipelines.views.columns import Draw
+from peclr_dali.pipelines.views.draws import COLUMNS, UNIFORMS_PER_VIEW, draw_view
 
 DEFAULT = Augmentation()
 CROPPED = GeometryConfig(crop_probability=0.25, flip_probability=0.35)
@@ -85,16 +86,19 @@ def test_the_first_columns_never_change() -> None:
         assert np.ascontiguousarray(table[:, :8]).view(np.uint32).tolist() == golden
 
 
-def test_no_two_draws_share_a_column() -> None:
-    """An enumeration takes a second name of a number for the same member."""
-    assert sorted([*Draw.__members__.values(), *Column.__members__.values()]) == list(range(COLUMNS))
+@pytest.mark.parametrize(
+    ("number", "message"), [(3, "aliases found .* FLIP -> MAGNIFICATION"), (26, "missing values 24")]
+)
+def test_a_number_that_two_columns_have_or_none_is_refused_at_import(number: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        exec(Path(columns.__file__).read_text().replace("FLIP = 24", f"FLIP = {number}"), {"__name__": "columns"})
     assert COLUMNS <= UNIFORMS_PER_VIEW
 
 
 def test_augmentations_of_the_study_have_their_probability_and_are_independent() -> None:
     table = draw_all(range(20_000))
     gates = {
-        Column.SOBEL: 0.5, Column.CUT_OUT: 0.4, Column.BLUR: 0.3, Column.NOISE: 0.2, Column.COLOUR_DROP: 0.1,
+        Draw.SOBEL: 0.5, Draw.CUT_OUT: 0.4, Draw.BLUR: 0.3, Draw.NOISE: 0.2, Draw.COLOUR_DROP: 0.1,
         Draw.CROP: CROPPED.crop_probability, Draw.FLIP: CROPPED.flip_probability,
     }  # fmt: skip
     for column, probability in gates.items():
@@ -102,21 +106,21 @@ def test_augmentations_of_the_study_have_their_probability_and_are_independent()
         assert abs(table[:, column].mean() - probability) < 0.02  # five standard deviations
     correlation = np.corrcoef(table[:, list(gates)].T) - np.eye(len(gates))
     assert np.abs(correlation).max() < 0.04
-    assert len(np.unique(table[:, [Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW]], axis=0)) > 19_990
+    assert len(np.unique(table[:, [Draw.NOISE_KEY_HIGH, Draw.NOISE_KEY_LOW]], axis=0)) > 19_990
 
 
 def test_draws_of_the_study_stay_within_their_bounds() -> None:
     table = draw_all(range(20_000), GeometryConfig(side_px=50, crop_probability=1, crop_side_frac=(0.3, 0.9)))
-    cut_px = table[:, Column.CUT_OUT_SIDE_PX]
+    cut_px = table[:, Draw.CUT_OUT_SIDE_PX]
     assert set(cut_px) == set(range(9))  # up to 0.16 of 50
-    for corner in (Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX):
+    for corner in (Draw.CUT_OUT_LEFT_PX, Draw.CUT_OUT_TOP_PX):
         for cut in range(9):
             assert set(table[cut_px == cut, corner]) == set(range(50 - cut + 1))
-    for column, count in {Column.CUT_OUT_GREY: 256, Column.NOISE_KEY_HIGH: 2**16, Column.NOISE_KEY_LOW: 2**16}.items():
+    for column, count in {Draw.CUT_OUT_GREY: 256, Draw.NOISE_KEY_HIGH: 2**16, Draw.NOISE_KEY_LOW: 2**16}.items():
         assert (table[:, column] == np.floor(table[:, column])).all()
         assert table[:, column].min() < 0.01 * count
         assert 0.99 * count < table[:, column].max() < count
-    sigma_px = table[:, Column.BLUR_SIGMA_PX]
+    sigma_px = table[:, Draw.BLUR_SIGMA_PX]
     assert 0.1 <= sigma_px.min() < 0.12
     assert 1.98 < sigma_px.max() <= 2
     side = table[:, Draw.CROP_SIDE_FRAC]

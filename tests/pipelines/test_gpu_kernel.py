@@ -31,7 +31,7 @@ from peclr_dali.pipelines.loader import loader
 from peclr_dali.pipelines.render.renderers import make_renderer
 from peclr_dali.pipelines.render.settings import choose_settings
 from peclr_dali.pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-from peclr_dali.pipelines.views.draws import Draw
+from peclr_dali.pipelines.views.columns import Draw
 from peclr_dali.pipelines.views.plan import plan_views
 from tests.pipelines import harness, reference
 from tests.pipelines.harness import (

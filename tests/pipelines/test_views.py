@@ -14,9 +14,10 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import BoolArray, FloatArray
 from peclr_dali.pipelines.batch import View
 from peclr_dali.pipelines.render.cpu_views import view_to_source
-from peclr_dali.pipelines.views.appearance import Column, Range
+from peclr_dali.pipelines.views.appearance import Range
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
-from peclr_dali.pipelines.views.draws import COLUMNS, Draw
+from peclr_dali.pipelines.views.columns import Draw
+from peclr_dali.pipelines.views.draws import COLUMNS
 from peclr_dali.pipelines.views.plan import count_halvings
 from tests.conftest import Record
 from tests.pipelines import reference
@@ -69,7 +70,7 @@ def differences_from_oracle(
             for how in (NO_COLOUR, colour)
         )
         checked = far_from_fill(view.source_to_view_px[row].numpy(), image.shape[:2], geometry.side_px) | border
-        if draw[Column.SOBEL] or draw[Column.BLUR]:  # which carry the border's jump inside
+        if draw[Draw.SOBEL] or draw[Draw.BLUR]:  # which carry the border's jump inside
             checked = cv2.erode(checked.astype(np.uint8), np.ones((15, 15))) > 0
         found.append(np.abs(expected.astype(float) - view.image[row].permute(1, 2, 0).cpu().numpy())[checked])
         near.append((near_hue_cut(plain, margin) & (colour.jitter == "hsv"))[checked])

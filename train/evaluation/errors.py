@@ -14,8 +14,9 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, IntArray
-from peclr_dali.pipelines.config import WITH_PARTS, DataConfig
+from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources import has_parts
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.pose.inference import Poses
@@ -142,7 +143,7 @@ def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
     """Whether the configurations say that an evaluation uses training images of the run."""
     return run.step > 0 and any(
         _place(source) == _place(trained)
-        and (source.part == trained.part or source.source not in WITH_PARTS)
+        and (source.part == trained.part or not has_parts(source.source))
         and {source.split, trained.split} != {"train", "val"}
         for source in config.data
         for trained in run.config.data

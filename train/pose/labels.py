@@ -139,9 +139,11 @@ def labels_to_learn(index: Index) -> PoseLabels:
     missing = [name for name in ("K", "xyz_m") if name not in index.targets]
     keypoints_px = [] if index.keypoints_px is None else np.split(index.keypoints_px, np.cumsum(index.counts)[:-1])
     if not keypoints_px or missing == ["K"] or any(np.isnan(points_px).all() for points_px in keypoints_px):
+        add = "add K to the targets of its Index, or leave xyz_m out to learn 2D keypoints alone"
+        remedy = add if missing == ["K"] else "use a labelled source, or pre-train on this one"
         raise UserError(
             f"{index.root} ({index.name}) has no {' and no '.join(missing or ['keypoints'])}: a pose is learnt "
-            f"from camera matrices and 3D keypoints, so use a labelled source, or pre-train on this one"
+            f"from camera matrices and 3D keypoints, so {remedy}"
         )
     labels = PoseLabels.of(index)
     if not labels.in_metres:

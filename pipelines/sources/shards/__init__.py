@@ -79,6 +79,7 @@ def choices(config: DataConfig | type[DataConfig]) -> Mapping[str, Any]:
     """The keys that choose images and boxes of a source, as JSON has their values, or with their defaults."""
     return {
         "part": config.part,
+        "setup": config.setup,
         "versions": list(config.versions),
         "center_frac": config.center_frac,
         "box": config.box,

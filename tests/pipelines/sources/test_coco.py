@@ -137,19 +137,26 @@ def test_names_are_those_of_anatomy_or_ours_and_of_any_form_of_unicode(root: Pat
     assert index.path(3).is_file()
 
 
-def test_keypoints_are_found_by_their_names_in_mmpose_and_in_any_order(root: Path) -> None:
-    expected = load_coco(DataConfig("coco", str(root))).keypoints_px
-    fingers = {"thumb": "Thumb", "index": "Forefinger", "middle": "Middle_finger", "ring": "Ring_finger"}
-    numbers = {"mcp": 1, "pip": 2, "dip": 3, "tip": 4}
-    split = [name.split("_") for name in HAND.keypoints[1:]]
-    names = ["WRIST", *(f"{fingers.get(finger, 'Pinky_finger')}{numbers[joint]}" for finger, joint in split)]
+def test_categories_have_orders_and_names_of_their_own_and_left_hands_are_mirrored(root: Path) -> None:
+    """As CVAT exports two skeletons; one with MMPose's names here, in any order, beside a category without any."""
+    expected = load_coco(DataConfig("coco", str(root))).tables["keypoints_px"]
+    fingers = ("Thumb", "Forefinger", "Middle_finger", "Ring_finger", "Pinky_finger")
+    names = ["WRIST", *(f"{finger}{number}" for finger in fingers for number in (1, 2, 3, 4))]
     order = np.random.default_rng(1).permutation(len(HAND))
-    content = json.loads((root / "annotations.json").read_text())
-    content["categories"] = [{"keypoints": [names[row] for row in order]}]
-    for one in content["annotations"]:
-        one["keypoints"] = np.reshape(one["keypoints"], (-1, 3))[order].ravel().tolist()
-    (root / "annotations.json").write_text(json.dumps(content))
-    np.testing.assert_array_equal(load_coco(DataConfig("coco", str(root))).keypoints_px, expected)
+    content = json.loads((root / ANNOTATIONS).read_text())
+    content["categories"] = [
+        {"id": 1, "name": "Left_hand", "keypoints": HAND.keypoints},
+        {"id": 2, "name": "cup", "keypoints": []},
+        {"id": 3, "name": "right_hand", "keypoints": [names[row] for row in order]},
+    ]
+    for row, one in enumerate(content["annotations"]):
+        one["category_id"] = 1 if row < 5 else 3
+    (root / ANNOTATIONS).write_text(json.dumps(content))
+    index = load_coco(DataConfig("coco", str(root)))
+    np.testing.assert_array_equal(index.tables["keypoints_px"][5:], expected[5:, np.argsort(order)])
+    assert index.mirrored.tolist() == [True] * 5 + [False] * 15
+    changed(root, category_id=2)
+    assert_refused(DataConfig("coco", str(root)), "annotation 0: none of the 2 categories of hands has the id '2'")
 
 
 def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> None:
@@ -171,7 +178,10 @@ def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> Non
         (None, "No such file or directory; expected keypoints in COCO's JSON format. Check data.root"),
         ("{", "cannot be read .*; expected keypoints in COCO's JSON format.* mend the file"),
         ("[]", "TypeError.*; expected keypoints in COCO's JSON format"),
-        ('{"categories": [{"keypoints": ["nose"]}]}', r"have the keypoints \[\['nose'\]\]; expected one category"),
+        (
+            '{"categories": [{"keypoints": ["nose"]}]}',
+            r"have the keypoints \[\['nose'\]\]; expected those of a hand in each",
+        ),
     ],
 )
 def test_files_in_another_format_end_in_one_line(text: str | None, message: str, root: Path) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 
 from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.views.augmentation import Augmentation, GeometryConfig, without_augmentation
-from peclr_dali.pipelines.views.draws import Draw, draw_view
+from peclr_dali.pipelines.views.columns import Draw
+from peclr_dali.pipelines.views.draws import draw_view
 from peclr_dali.pipelines.views.plan import plan_views
 from peclr_dali.train.pose.inference import canonical_view
 

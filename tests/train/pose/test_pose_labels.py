@@ -128,3 +128,7 @@ def test_images_without_labels_are_refused() -> None:
     index = Index("photos", Path("photos"), ["a.jpg"], np.zeros((1, 3), np.float32))
     with pytest.raises(UserError, match=r"photos \(photos\) has no K and no xyz_m.*pre-train on this one"):
         labels_to_learn(index)
+    with pytest.raises(UserError, match=r"has no K: .* so add K to the targets of its Index, or leave xyz_m out"):
+        labels_to_learn(
+            replace(index, keypoints_px=np.zeros((1, 21, 2), "f4"), targets={"xyz_m": np.zeros((1, 21, 3), "f4")})
+        )
