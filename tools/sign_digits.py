@@ -12,20 +12,16 @@ digits. Where some are missing, two people may count as one, so nobody is on bot
 
 import argparse
 import csv
-from collections.abc import Iterable
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 FOLDS = 5
 
 
-def people_of(digits: Iterable[int]) -> list[int]:
+def people_of(digits: list[int]) -> list[int]:
     """The number of the person in each picture, given the digits they show: a 0 after an 8 or 9 begins a person."""
-    people, last = [0], 0
-    for digit in digits:
-        people.append(people[-1] + (digit == 0 and last >= 8))
-        last = digit
-    return people[1:]
+    return [*accumulate(int(digit == 0 and last >= 8) for last, digit in pairwise([0, *digits]))]
 
 
 def main() -> None:
