@@ -34,12 +34,13 @@ def main() -> None:
     names = [f"{picture.parent.name}/{picture.name}" for picture in pictures]
     digits = [int(name[0]) for name in names]
     people = people_of(digits)
-    parts = ["test" if person % FOLDS == args.fold else "train" for person in people]
+    part_of = {
+        name: "test" if person % FOLDS == args.fold else "train" for name, person in zip(names, people, strict=True)
+    }
     with (args.folder / "boxes.csv").open(newline="", encoding="utf-8") as file:
         head, *boxes = csv.reader(file)
-    part_of = dict(zip(names, parts, strict=True))
     files: dict[str, list[Any]] = {
-        "labels.csv": [("file", "label", "person", "part"), *zip(names, digits, people, parts, strict=True)],
+        "labels.csv": [("file", "label", "person", "part"), *zip(names, digits, people, part_of.values(), strict=True)],
         "boxes.csv": [head, *(box for box in boxes if part_of.get(box[0]) == "train")],
         "held_out.csv": [head, *(box for box in boxes if part_of.get(box[0]) == "test")],
     }
