@@ -38,7 +38,8 @@ class EncoderConfig:
         name: a torchvision ResNet, or "timm/" and the name of a model of timm, such as "timm/vit_small_patch16_224".
         weights: "imagenet" (torchvision's IMAGENET1K_V1, as in the authors' code, or what timm publishes for its
             model), "random", or the path of a file: weights of a torchvision ResNet or a timm model (.safetensors or
-            .pth), published weights or a Lightning checkpoint of the authors or of SiMHand, or a checkpoint of ours.
+            .pth), published weights or a Lightning checkpoint of the authors or of SiMHand, a checkpoint of ours, or
+            the name of a network that comes with the package, "peclr_rn18".
     """
 
     name: str = "resnet50"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.models.config import WEIGHTS_EXPECTED, EncoderConfig, encoder_class
 from peclr_dali.models.weights import encoder_state, load_strictly, read_weights
+from peclr_dali.parsing import or_shipped
 
 
 class Encoder(nn.Module):
@@ -124,6 +125,8 @@ def build_encoder(config: EncoderConfig, side_px: int | None = None) -> Encoder:
     if config.weights == "imagenet":
         encoder.load_weights(*encoder.published_state(), config.name)
     elif config.weights != "random":
-        state = read_weights(Path(config.weights), key="encoder.weights", expected=WEIGHTS_EXPECTED)
+        state = read_weights(
+            or_shipped(Path(config.weights), ".safetensors"), key="encoder.weights", expected=WEIGHTS_EXPECTED
+        )
         encoder.load_weights(state, f"encoder.weights = {config.weights!r}", config.name)
     return encoder

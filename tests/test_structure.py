@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "numba_cache": set(),
     "ranks": {"errors"},
     "skeleton": set(),
-    "models": {"bounds", "errors", "skeleton"},
+    "models": {"bounds", "errors", "parsing", "skeleton"},
     "pipelines": _OF_PIPELINES,
     "synthetic": {"bounds", "errors", "machine", "numba_cache", "skeleton", "writing"},
     "train": _OF_TRAIN,

@@ -9,7 +9,7 @@
 # ///
 """Finds hands in photographs with MediaPipe, and writes boxes and landmarks to a CSV for `data.box`.
 
-    uv run tools/find_boxes.py IMAGES OUT.csv
+    uv run tools/find_boxes.py IMAGES OUT.csv [--crops FOLDER]
 
 uv makes an environment of its own for this script, since MediaPipe needs NumPy below 2. The script imports nothing of
 the project.
@@ -25,6 +25,8 @@ OUT.csv has a row for each hand: file,x0,y0,x1,y1,hand,wrist_x,wrist_y and so on
 
 The same command continues a run that was stopped: it searches the images that OUT.csv does not have yet. Rows that are
 there stay, such as those that were corrected by hand.
+
+With --crops, FOLDER then gets each hand of OUT.csv, cut out, and its row in crops.csv, in pixels of the crop.
 """
 
 import argparse
@@ -44,19 +46,20 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-FINGERS = ("thumb", "index", "middle", "ring", "little")
-LANDMARKS = ["wrist", *(f"{finger}_{joint}" for finger in FINGERS for joint in ("mcp", "pip", "dip", "tip"))]
-"""MediaPipe's landmarks, in its order."""
-
+# MediaPipe's landmarks, in its order
+LANDMARKS = ["wrist", *(
+    f"{finger}_{joint}"
+    for finger in ("thumb", "index", "middle", "ring", "little")
+    for joint in ("mcp", "pip", "dip", "tip")
+)]  # fmt: skip
 COLUMNS = ["file", "x0", "y0", "x1", "y1", "hand", *(f"{name}_{axis}" for name in LANDMARKS for axis in "xy")]
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 
-_thread = threading.local()
-"""Holds the detector of each thread."""
+_thread = threading.local()  # holds the detector of each thread
 
 
-def images_under(root: Path) -> list[str]:
-    """Names of the images in a folder and below it, sorted, without hidden ones. Links to folders are followed."""
+def files_under(root: Path) -> list[str]:
+    """Names of the files in a folder and below it, sorted, without hidden ones. Links to folders are followed."""
     names, seen = [], set()
     for folder, folders, files in os.walk(root, followlinks=True):
         if (real := os.path.realpath(folder)) in seen:  # a link to a folder that contains it
@@ -65,8 +68,8 @@ def images_under(root: Path) -> list[str]:
         seen.add(real)
         shown = [name for name in folders if name[0] != "." and name.lower() not in ("@eadir", "$recycle.bin")]
         folders[:] = sorted(shown)  # without those that systems put among images: thumbnails and what was deleted
-        images = [Path(folder, name) for name in files if name[0] != "." and name.lower().endswith(ENDINGS)]
-        names += [image.relative_to(root).as_posix() for image in images if image.is_file()]
+        paths = [Path(folder, name) for name in files if name[0] != "."]
+        names += [path.relative_to(root).as_posix() for path in paths if path.is_file()]
     return sorted(names)
 
 
@@ -132,20 +135,47 @@ def find_hands(image: np.ndarray, border: float) -> list[tuple[str, np.ndarray]]
     return hands
 
 
+def cut_hand(root: Path, folder: Path, row: list[str]) -> list[str] | None:
+    """Write the crop of a hand, and return its row there; None if the image is gone or the row's box is not in it.
+
+    A crop is twice as large as the box, ends where the image ends, and is made smaller to sides of at most 512 pixels.
+    """
+    (folder / row[0]).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        image: Any = cv2.imdecode(np.fromfile(root / row[0], np.uint8), cv2.IMREAD_COLOR)
+        points_px = np.array([float(cell or "nan") for cell in (*row[1:5], *row[6:])]).reshape(-1, 2)
+        half = np.ptp(points_px[:2], axis=0).max() / 2
+        (x0, y0), (x1, y1) = np.clip([points_px[0] - half, points_px[1] + half], 0, image.shape[1::-1]).astype(int)
+        scale = min(1, 512 / max(x1 - x0, y1 - y0, 1))
+        crop = cv2.resize(image[y0:y1, x0:x1], None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    except (AttributeError, OSError, ValueError, cv2.error):
+        return None
+    name = f"{row[0]}_{row[1]}_{row[2]}.jpg"
+    (folder / name).write_bytes(cv2.imencode(".jpg", crop, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes())
+    cells = ["" if np.isnan(at_px) else f"{at_px:.1f}" for at_px in ((points_px - (x0, y0)) * scale).flat]
+    return [name, *cells[:4], row[5], *cells[4:]]
+
+
 def main() -> None:
-    """Find the hands of all images that OUT.csv does not have yet."""
+    """Find the hands of all images that OUT.csv does not have yet; cut out those of OUT.csv."""
     parser = argparse.ArgumentParser(description="Find hands in images; write boxes and landmarks.")
     parser.add_argument("images", type=Path, metavar="IMAGES", help="folder of images")
     parser.add_argument("out", type=Path, metavar="OUT.csv", help="file of boxes, for data.box")
+    parser.add_argument("--crops", type=Path, metavar="FOLDER", help="write each hand too, cut out, and crops.csv")
     parser.add_argument("--confidence", type=float, default=0.5, help="least confidence of a hand, 0 to 1 [0.5]")
     parser.add_argument("--hands", type=int, default=4, help="most hands in an image [4]")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="threads [the cores]")
     args = parser.parse_args()
     if args.out.suffix.lower() != ".csv":
         parser.error(f"{args.out}: expected a name that ends in .csv, as data.box reads it")
-    names = images_under(args.images)
+    crops = args.crops / "crops.csv" if args.crops else None
+    if crops and (crops.exists() or crops.resolve().is_relative_to(args.images.resolve())):
+        parser.error(f"--crops {args.crops}: expected a folder without crops.csv, outside {args.images}. Name another")
+    files = files_under(args.images)
+    names = [name for name in files if name.lower().endswith(ENDINGS)]
     if not names:
         parser.error(f"{args.images}: no {', '.join(ENDINGS)} files in it or below it. Check the path")
+    print(f"{args.images}: {len(names)} images; {len(files) - len(names)} files with other endings left out")
     with args.out.open("a+", newline="", encoding="utf-8", errors="surrogateescape") as file:
         file.seek(0)
         text = file.read()
@@ -157,16 +187,26 @@ def main() -> None:
         writer = csv.writer(file)
         writer.writerows([] if text else [COLUMNS])
         rows = [line for line in lines if len(line) > 5]
-        count, known = Counter(row[5].strip() for row in rows), {row[0].removeprefix("./") for row in rows}
+        known = {row[0].removeprefix("./") for row in rows}
         todo = [name for name in names if name not in known]
         find = partial(rows_of, partial(new_detector, args.confidence, args.hands), args.images)
         with ThreadPoolExecutor(args.jobs) as pool:
-            for of_image in tqdm(pool.map(find, todo), total=len(todo), unit=" images"):
+            for of_image in tqdm(pool.map(find, todo), total=len(todo), unit=" images", disable=None):
                 writer.writerows(of_image)
                 file.flush()
-                count.update(row[5] for row in of_image)
-    print(f"{args.out}: {', '.join(f'{count[hand]} {hand}' for hand in ('left', 'right', 'none', 'unreadable'))}")
-    print("look at them: 'cli.py views' draws what training sees; it mirrors left hands")
+                rows += of_image
+    count = Counter(row[5].strip() for row in rows)
+    print(
+        f"{args.out}: {', '.join(f'{count[hand]} {hand}' for hand in ('left', 'right', 'none', 'unreadable'))}\n"
+        "look at them: 'cli.py views' draws what training sees; it mirrors left hands"
+    )
+    if crops is not None:
+        hands = [row for row in rows if row[5].strip() in ("left", "right")]
+        with ThreadPoolExecutor(args.jobs) as pool:
+            cut = [*tqdm(pool.map(partial(cut_hand, args.images, args.crops), hands), total=len(hands), disable=None)]
+        with crops.open("x", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            csv.writer(file).writerows([COLUMNS, *filter(None, cut)])
+        print(f"{crops}: {len(cut) - cut.count(None)} of {len(hands)} hands")
 
 
 if __name__ == "__main__":

@@ -12,20 +12,16 @@ digits. Where some are missing, two people may count as one, so nobody is on bot
 
 import argparse
 import csv
-from collections.abc import Iterable
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 FOLDS = 5
 
 
-def people_of(digits: Iterable[int]) -> list[int]:
+def people_of(digits: list[int]) -> list[int]:
     """The number of the person in each picture, given the digits they show: a 0 after an 8 or 9 begins a person."""
-    people, last = [0], 0
-    for digit in digits:
-        people.append(people[-1] + (digit == 0 and last >= 8))
-        last = digit
-    return people[1:]
+    return [*accumulate(int(digit == 0 and last >= 8) for last, digit in pairwise([0, *digits]))]
 
 
 def main() -> None:
@@ -38,12 +34,13 @@ def main() -> None:
     names = [f"{picture.parent.name}/{picture.name}" for picture in pictures]
     digits = [int(name[0]) for name in names]
     people = people_of(digits)
-    parts = ["test" if person % FOLDS == args.fold else "train" for person in people]
+    part_of = {
+        name: "test" if person % FOLDS == args.fold else "train" for name, person in zip(names, people, strict=True)
+    }
     with (args.folder / "boxes.csv").open(newline="", encoding="utf-8") as file:
         head, *boxes = csv.reader(file)
-    part_of = dict(zip(names, parts, strict=True))
     files: dict[str, list[Any]] = {
-        "labels.csv": [("file", "label", "person", "part"), *zip(names, digits, people, parts, strict=True)],
+        "labels.csv": [("file", "label", "person", "part"), *zip(names, digits, people, part_of.values(), strict=True)],
         "boxes.csv": [head, *(box for box in boxes if part_of.get(box[0]) == "train")],
         "held_out.csv": [head, *(box for box in boxes if part_of.get(box[0]) == "test")],
     }

@@ -37,9 +37,9 @@ def two_hands(new_detector: Any, root: Path, name: str) -> list[list[str]]:
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two images, in the current folder."""
+    """A folder with two images and another file, in the current folder."""
     (tmp_path / "a").mkdir()
-    for name in ("1.jpg", "2.jpg"):
+    for name in ("1.jpg", "2.jpg", "3.HEIC"):
         (tmp_path / "a" / name).write_bytes(b"")
     monkeypatch.setattr(find_boxes, "rows_of", two_hands)
     monkeypatch.setattr(sys, "argv", ["find_boxes.py", "a", "boxes.csv"])
@@ -76,15 +76,18 @@ def test_it_lists_the_images_that_a_source_lists(tmp_path: Path) -> None:
     (root / "a_loop").symlink_to(root)
     (root / "out").symlink_to(elsewhere)
     (root / "broken.jpg").symlink_to(tmp_path / "nowhere.jpg")
-    names = find_boxes.images_under(root)
-    assert names == load_folder(DataConfig("folder", str(root))).paths
-    assert names == ["a.PNG", "b/c/1.jpg", "out/ö 3.webp", "x.jfif"]
+    names = find_boxes.files_under(root)
+    assert names == ["1.HEIC", "a.PNG", "b/c/1.jpg", "out/ö 3.webp", "x.jfif"]
+    assert names[1:] == load_folder(DataConfig("folder", str(root))).paths
 
 
 def test_it_goes_on_where_it_was_stopped(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows that were changed by hand stay, those of other images follow."""
+    """Rows that were changed by hand stay, those of other images follow. A log gets no progress bar."""
     find_boxes.main()
-    assert capsys.readouterr().out.startswith("boxes.csv: 2 left, 2 right, 0 none, 0 unreadable\n")
+    assert capsys.readouterr() == (
+        "a: 2 images; 1 files with other endings left out\nboxes.csv: 2 left, 2 right, 0 none, 0 unreadable\n"
+        "look at them: 'cli.py views' draws what training sees; it mirrors left hands\n", ""
+    )  # fmt: skip
     out = photos / "boxes.csv"
     whole = out.read_bytes()
     head, *rows = whole.splitlines(keepends=True)
@@ -98,6 +101,26 @@ def test_it_goes_on_where_it_was_stopped(photos: Path, capsys: pytest.CaptureFix
     find_boxes.main()
     assert out.read_bytes().startswith(changed)
     assert read_boxes(out, ["0.jpg", "1.jpg", "2.jpg"]).image.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_crops_have_twice_the_box_and_at_most_512_pixels_a_side(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boxes and landmarks are those of the crop: the middle one is on the bright spot. 2.jpg cannot be decoded."""
+    image: Any = np.zeros((600, 1200, 3), np.uint8)
+    image[300:310, 800:810] = 255
+    cv2.imwrite("a/1.jpg", image)
+    monkeypatch.setitem(globals(), "RIGHT_PX", np.linspace([605, 105], [1005, 505], 21))
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--crops", "crops"])
+    find_boxes.main()
+    index = load_folder(DataConfig("folder", "crops", box="crops/crops.csv"))
+    crop: Any = cv2.imread(f"crops/{index.paths[1]}", cv2.IMREAD_GRAYSCALE)
+    assert crop.shape == (386, 512)  # to the image's edges: 600 and 1200 - 405 pixels
+    spot_px = np.argwhere(crop > 127).mean(axis=0)[::-1] + 0.5
+    np.testing.assert_allclose(
+        [*spot_px, *index.tables["keypoints_px"][1, 10], *index.box_px[1]],
+        np.array([400, 305, 400, 305, 400, 305, 400]) * 512 / 795, atol=0.3,
+    )  # fmt: skip
+    with pytest.raises(SystemExit, match="2"):  # the crops stay as they are
+        find_boxes.main()
 
 
 @pytest.mark.parametrize("text", ["file,x0,y0,x1,y1\n", ",".join(COLUMNS) + "\na.jpg,1,2"])

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from peclr_dali.errors import UserError
 from peclr_dali.models.config import PoseConfig
+from peclr_dali.models.encoders import build_encoder
 from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
@@ -72,7 +73,7 @@ def test_it_has_the_configuration_of_its_recipe() -> None:
     assert NETWORK.stat().st_size <= 25e6
 
 
-def test_fine_tuning_starts_from_the_encoder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_training_starts_from_the_encoder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By its path and, from any folder, by its name; its size and encoder are those of the recipe."""
     recipe = load_config(Config, [ROOT / "networks" / "peclr_rn18.toml"], [])
     file = ROOT / "networks" / "peclr_rn18.safetensors"
@@ -83,8 +84,10 @@ def test_fine_tuning_starts_from_the_encoder(monkeypatch: pytest.MonkeyPatch, tm
         encoder = dataclasses.replace(recipe.encoder, weights=weights)
         start = start_pose_network(encoder, PoseConfig(), 48)
         assert Path(start.origin).name == file.name
-        state = start.network.encoder.library_state_dict()
-        torch.testing.assert_close(state["layer1.0.conv1.weight"], of_file["layer1.0.conv1.weight"].float())
+        for built in (start.network.encoder, build_encoder(encoder, 48)):
+            torch.testing.assert_close(
+                built.library_state_dict()["layer1.0.conv1.weight"], of_file["layer1.0.conv1.weight"].float()
+            )
     with pytest.raises(UserError, match=r"encoder.weights = 'peclr_rn19' does not exist"):
         start_pose_network(dataclasses.replace(recipe.encoder, weights="peclr_rn19"), PoseConfig(), 48)
 
