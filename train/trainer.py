@@ -110,7 +110,7 @@ def check_first_step(run: AnyRun, state: TrainState, step: Callable[[Batch], R],
     except torch.OutOfMemoryError as error:
         raise UserError(f"the first step needs more memory: {in_one_line(error, 300)} {LESS_MEMORY}") from error
     if not math.isfinite(loss):
-        raise run.folder.diverged(f"the loss is {loss}", state.steps_done + 1, state.scheduler.get_last_lr()[0])
+        raise run.folder.diverged(f"the loss is {loss}", state.steps_done + 1, float(state.scheduler.get_last_lr()[0]))
     on_gpu = world.device.type == "cuda"
     memory = f", {as_size(torch.cuda.max_memory_allocated())} of the GPU's memory at most" if on_gpu else ""
     log.info("ready: loss %.3f in step %d%s; nothing is saved", loss, state.steps_done + 1, memory)
