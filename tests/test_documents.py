@@ -20,7 +20,12 @@ from peclr_dali.train.config.load import flatten, load_config, to_dict, without_
 from peclr_dali.train.config.pretraining import Config
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "networks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "networks" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 KINDS = (Config, FinetuneConfig)
 TABLES = {table for kind in KINDS for table in to_dict(kind())}
 DEFAULTS = [{without_numbers(key): value for key, value in flatten(to_dict(kind()))} for kind in KINDS]

@@ -1,15 +1,13 @@
 """`pretrain --check` and `finetune --check`: as far as the first step, without a trace."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from peclr_dali.train.steps.exact import ExactStep
-from tests.command_line import as_options, refusal, run_cli
+from tests.command_line import as_options, run_cli
 from tests.train import tiny_hands, tiny_run
 
 pytestmark = pytest.mark.usefixtures("narrow", "logging_set_back")
@@ -31,7 +29,6 @@ def test_a_check_takes_the_next_step_and_writes_nothing(
     assert run_cli(*words, "--resume", "auto", "--check") == 0
     assert f"ready: loss {last['loss']:.3f} in step 4;" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
-    assert "holds a run already" in refusal(capsys, *words, "--check")
 
 
 def test_a_check_of_fine_tuning_writes_nothing(hands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,11 +41,11 @@ def test_a_check_of_fine_tuning_writes_nothing(hands: Path, tmp_path: Path, caps
     ("step", "line"),
     [
         (Mock(side_effect=torch.OutOfMemoryError("No memory.")), "more memory: No memory. Lower train.micro_batch"),
-        (Mock(return_value=SimpleNamespace(loss=torch.tensor(torch.nan))), "the loss is nan at step 1"),
+        (Mock(return_value=Mock(loss=torch.tensor(torch.nan))), "the loss is nan at step 1"),
     ],
 )
 def test_a_first_step_that_fails_is_a_mistake(
-    step: Any, line: str, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    step: Mock, line: str, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(ExactStep, "__call__", step)
