@@ -74,7 +74,7 @@ test-gpu: $(STAMP)  ## the tests that need a CUDA device
 
 docs: $(STAMP)  ## the pages of docs/ and the API as a site, in site/
 	$(BIN)/mkdocs build --quiet
-	cp -r examples site/
+	cp -r --parents examples networks/README.md CITATION.cff CONTRIBUTING.md site/
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

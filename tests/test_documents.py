@@ -20,7 +20,12 @@ from peclr_dali.train.config.load import flatten, load_config, to_dict, without_
 from peclr_dali.train.config.pretraining import Config
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "networks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "networks" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 KINDS = (Config, FinetuneConfig)
 TABLES = {table for kind in KINDS for table in to_dict(kind())}
 DEFAULTS = [{without_numbers(key): value for key, value in flatten(to_dict(kind()))} for kind in KINDS]
@@ -200,9 +205,11 @@ def test_the_library_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(losses) == 10
     assert losses[-1] < losses[0] - 0.2
     (readme,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    smaller = readme.replace("batch=256", "batch=32").replace("micro_batch=32", "micro_batch=8")
-    for block in (*blocks[1:], smaller):
-        exec(compile(block, "a page", "exec"), names)
+    for block in blocks[1:]:
+        exec(compile(block, "docs/library.md", "exec"), names)
+    losses.clear()
+    exec(compile(readme, "README.md", "exec"), {"print": names["print"]})
+    assert len(losses) == 5
 
 
 def commands_of(text: str) -> list[list[str]]:

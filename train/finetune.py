@@ -28,13 +28,16 @@ from peclr_dali.train.runs.meter import Meter
 from peclr_dali.train.runs.run import Run, load_batches, load_images, started_run
 from peclr_dali.train.steps.micro_batches import casts_once
 from peclr_dali.train.steps.train_state import TrainState, autocast_dtype, build_state, on_device
-from peclr_dali.train.trainer import train
+from peclr_dali.train.trainer import check_first_step, train
 
 log = logging.getLogger(__name__)
 
 
-def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
+def finetune(config: FinetuneConfig, resume: Resume = "never", *, check: bool = False) -> RunFolder:
     """Fine-tune an encoder to poses as configured. Under torchrun, every rank calls this.
+
+    Args:
+        check: end before the first update of the weights, and write nothing: `check_first_step`.
 
     Returns:
         The folder with metrics, pictures and checkpoints.
@@ -43,7 +46,7 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         UserError: the input cannot be used, or the loss of a step is not finite.
         Interrupted: a signal of `StopSignals` came; the state is saved.
     """
-    with started_run(config, resume) as run:
+    with started_run(config, resume, check=check) as run:
         config, world = run.config, run.world
         index, steps_per_epoch = load_images(run)
 
@@ -81,6 +84,9 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         trained, held_out_count = "frozen" if config.train.frozen else "trained", len(held_out[0]) if held_out else "no"
         log.info("%s encoder %s, %d labelled hands, %s held out", trained, encoder, labelled, held_out_count)
         set_train_mode(network, config)
+        if check:
+            check_first_step(run, state, step, loader)
+            return run.folder
         with (
             loader,
             StopSignals(alone=world.world_size == 1) as stop,

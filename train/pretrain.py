@@ -32,7 +32,7 @@ from peclr_dali.train.steps.exact import ExactStep, StepResult
 from peclr_dali.train.steps.optim import build_optimizer
 from peclr_dali.train.steps.step_graph import StepGraph
 from peclr_dali.train.steps.train_state import TrainState, autocast_dtype, build_state, on_device
-from peclr_dali.train.trainer import train
+from peclr_dali.train.trainer import check_first_step, train
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,14 @@ Loss = Callable[[Tensor], Tensor]
 """A function of the embeddings (2, N, D) of the whole batch, both views of each sample; it returns a scalar."""
 
 
-def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None) -> RunFolder:
+def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None, *, check: bool = False) -> RunFolder:
     """Pre-train an encoder as configured. Under torchrun, every rank calls this.
 
     Args:
         loss: takes the place of NT-Xent. `loss.name` becomes the function's name or the object's `repr`, so a run is
             not continued with a loss of another name or other settings. A warning tells where these do not show the
             settings.
+        check: end before the first update of the weights, and write nothing: `check_first_step`.
 
     Returns:
         The folder with metrics, pictures and checkpoints.
@@ -58,7 +59,7 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
             not finite.
         Interrupted: a signal of `StopSignals` came; the state is saved.
     """
-    with started_run(with_loss_name(config, loss), resume) as run:
+    with started_run(with_loss_name(config, loss), resume, check=check) as run:
         config, world = run.config, run.world
         index, steps_per_epoch = load_images(run)
 
@@ -78,6 +79,9 @@ def pretrain(config: Config, resume: Resume = "never", loss: Loss | None = None)
             parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]
             log.info("rows of every batch: %s", ", ".join(parts))
         validator = ProbeValidator(config, index, network, state, world)
+        if check:
+            check_first_step(run, state, step, loader)
+            return run.folder
         with (
             loader,
             StopSignals(alone=world.world_size == 1) as stop,

@@ -1,12 +1,15 @@
 """The training loop, shared by pre-training and fine-tuning."""
 
 import gc
+import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import torch
 
+from peclr_dali.errors import UserError, as_size, in_one_line
 from peclr_dali.pipelines.batch import Batch
 from peclr_dali.pipelines.loader.loader import Loader
 from peclr_dali.pipelines.samples.index import Index
@@ -19,7 +22,11 @@ from peclr_dali.train.runs.pictures import save_views
 from peclr_dali.train.runs.run import AnyRun
 from peclr_dali.train.steps.train_state import TrainState
 
+log = logging.getLogger(__name__)
+
 R = TypeVar("R", bound=Result)
+
+LESS_MEMORY = "Lower train.micro_batch, or in pre-training set train.recompute = 'always'"
 
 
 class Validator(Protocol):
@@ -67,7 +74,7 @@ def train(
             try:
                 result = step(batch.to(world.device))
             except torch.OutOfMemoryError as error:
-                error.add_note("Lower train.micro_batch, or in pre-training set train.recompute = 'always'")
+                error.add_note(LESS_MEMORY)
                 raise
             state.update()
             bad_files.count(batch, state.steps_done)
@@ -84,6 +91,29 @@ def train(
             bad_files.require_few(state.steps_done)
         if not state.is_finished:
             raise Interrupted(stop.signal_number, state.steps_done, run.folder.root)
+
+
+def check_first_step(run: AnyRun, state: TrainState, step: Callable[[Batch], R], loader: Loader) -> None:
+    """Take the step that comes first, with its batch, but do not update the weights, and write nothing.
+
+    Args:
+        step: see `train`.
+
+    Raises:
+        UserError: the step does not fit into the GPU's memory, or its loss is not finite.
+    """
+    world = run.world
+    try:
+        with loader, before_the_loader(world.device):
+            batch = next(iter(loader))
+            loss = step(batch.to(world.device)).loss.item()
+    except torch.OutOfMemoryError as error:
+        raise UserError(f"the first step needs more memory: {in_one_line(error, 300)} {LESS_MEMORY}") from error
+    if not math.isfinite(loss):
+        raise run.folder.diverged(f"the loss is {loss}", state.steps_done + 1, float(state.scheduler.get_last_lr()[0]))
+    on_gpu = world.device.type == "cuda"
+    memory = f", {as_size(torch.cuda.max_memory_allocated())} of the GPU's memory at most" if on_gpu else ""
+    log.info("ready: loss %.3f in step %d%s; nothing is saved", loss, state.steps_done + 1, memory)
 
 
 @contextmanager

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="Config | FinetuneConfig")
 
+check_option = click.option("--check", is_flag=True, help="Go as far as the first step, change nothing, and exit.")
 start_option = click.option("--from", "start", metavar="RUN", help="Take this run, checkpoint or file of weights.")
 
 
 @click.command()
 @config_options
 @run_options
-def pretrain(out: str | None, resume: "Resume", **options: Any) -> None:
+@check_option
+def pretrain(out: str | None, resume: "Resume", check: bool, **options: Any) -> None:
     """Pre-train an encoder on unlabelled images.
 
     \b
@@ -42,8 +44,8 @@ def pretrain(out: str | None, resume: "Resume", **options: Any) -> None:
     config = _resolve(Config, {"run.out": out}, **options)
     from peclr_dali.train.pretrain import pretrain as run
 
-    folder = run(config, resume)
-    if is_main_rank():
+    folder = run(config, resume, check=check)
+    if is_main_rank() and not check:
         _show_loss(folder.read_metrics())
         say(f"what the network saw: {folder.views_picture}")
         say(f"how the loss fell:    {folder.loss_picture}")
@@ -54,7 +56,8 @@ def pretrain(out: str | None, resume: "Resume", **options: Any) -> None:
 @config_options
 @start_option
 @run_options
-def finetune(start: str | None, out: str | None, resume: "Resume", **options: Any) -> None:
+@check_option
+def finetune(start: str | None, out: str | None, resume: "Resume", check: bool, **options: Any) -> None:
     """Fine-tune an encoder to poses on labelled images of hands.
 
     \b
@@ -74,8 +77,8 @@ def finetune(start: str | None, out: str | None, resume: "Resume", **options: An
     from peclr_dali.train.pose.pose_run import best_of
     from peclr_dali.train.runs.meter import errors_in_words
 
-    folder = run(config, resume)
-    if is_main_rank():
+    folder = run(config, resume, check=check)
+    if is_main_rank() and not check:
         _show_loss(folder.read_metrics())
         validations = folder.read_validations()
         if validations:

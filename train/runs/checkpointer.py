@@ -158,7 +158,9 @@ def copy_to_host(value: Any) -> Any:
 
 
 def resume_or_claim(run: AnyRun, index: Index, state: TrainState, bad_files: BadFiles, *parts: Part) -> bool:
-    """Restore the checkpoint, if there is one, and prepare the folder. Returns whether steps are left.
+    """Restore the checkpoint, if there is one, and prepare the folder, unless the run is only checked.
+
+    Returns whether steps are left.
 
     Args:
         parts: further parts that the checkpoints hold.
@@ -188,7 +190,7 @@ def resume_or_claim(run: AnyRun, index: Index, state: TrainState, bad_files: Bad
         log.info("%s has finished its %d steps already", run.folder.root, state.total_steps)
         return False
     with on_all_ranks(run.world):
-        if run.world.is_main:  # not before: a run that could not start must leave no files
+        if run.world.is_main and not run.check:  # not before: a run that could not start must leave no files
             run.folder.claim(run.config, state.steps_done)
             bad_files.write()  # rows written after the checkpoint belong to steps that are repeated
     return True

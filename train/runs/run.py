@@ -37,12 +37,14 @@ class Run(Generic[C]):
     Attributes:
         config: its configuration. If it is resumed, it names the weights that the run began with.
         checkpoint: to go on from; None: start anew.
+        check: whether to end before the first update of the weights, and to write nothing.
     """
 
     config: C
     world: World
     folder: RunFolder
     checkpoint: Path | None = None
+    check: bool = False
 
     @property
     def encoder(self) -> EncoderConfig:
@@ -55,7 +57,7 @@ AnyRun: TypeAlias = Run[Config] | Run[FinetuneConfig]
 
 
 @contextmanager
-def started_run(config: C, resume: Resume) -> Iterator[Run[C]]:
+def started_run(config: C, resume: Resume, *, check: bool) -> Iterator[Run[C]]:
     """Connect the ranks, lock the folder, and set threads and seed; disconnect at the end of the `with` block.
 
     Raises:
@@ -78,7 +80,7 @@ def started_run(config: C, resume: Resume) -> Iterator[Run[C]]:
         held.callback(gc.unfreeze)  # of what training froze
         set_threads(train.threads, world)
         torch.manual_seed(config.run.seed)
-        yield Run(replace(config, encoder=encoder), world, folder, checkpoint)
+        yield Run(replace(config, encoder=encoder), world, folder, checkpoint, check)
 
 
 def load_images(run: AnyRun) -> tuple[Index, int]:

@@ -27,12 +27,12 @@ def test_under_torchrun_a_mistake_of_all_ranks_is_one_line_of_each(
 ) -> None:
     (tmp_path / "empty").mkdir()
     filled = [argument.replace("{here}", str(tmp_path)) for argument in arguments]
-    steps = ["--set", "train.batch=8", "--set", "train.micro_batch=4", "--set", "train.device=cpu"]
-    command = ["cli.py", "pretrain", "--out", str(tmp_path / "out"), *steps, *filled]
-    torchrun = ["--nproc-per-node=2", f"--master-port={ranks.free_port()}"]
-    printed = ranks.run_ranks(1, ranks.torchrun, [*torchrun, *command], log=tmp_path / "log", code=1)
+    steps = as_options(["train.batch=8", "train.micro_batch=4", "train.device=cpu"])
+    command = ["--nproc-per-node=2", f"--master-port={ranks.free_port()}", "cli.py", "pretrain", *steps, *filled]
+    printed = ranks.run_ranks(
+        1, ranks.torchrun, [*command, "--out", str(tmp_path / "out")], log=tmp_path / "log", code=1
+    )
     lines = [line for line in printed.splitlines() if "error: " in line]
-    assert lines
     assert all(re.match(rf"rank [01] on {platform.node()}: error: ", line) for line in lines)
     assert any(expected.replace("{here}", str(tmp_path)) in line for line in lines)
     assert not (tmp_path / "out").exists()
