@@ -168,3 +168,20 @@ def test_a_user_id_without_a_name_is_no_obstacle(home: str | None, tmp_path: Pat
         assert (call.returncode, call.stderr.count("\n")) == (code, code // 2), call.stderr
     assert "error: " in call.stderr
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "runs", "compared"),
+    [
+        ("a", ["a"], []),
+        ("a --compare b", ["a"], ["b"]),
+        ("a_0 a_1 --compare b_0 b_1 --groups 4", ["a_0", "a_1"], ["b_0", "b_1"]),
+        ("--groups 4 a --compare b --compare c", ["a"], ["b", "c"]),
+    ],
+)
+def test_compare_takes_the_words_up_to_the_next_option(
+    words: str, runs: list[str], compared: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = main.commands["evaluate"].make_context("evaluate", words.split()).params
+    assert [[*map(str, given[name])] for name in ("runs", "compare")] == [runs, compared]
+    assert "--compare" in refusal(capsys, "evaluate", *words.split(), "--compare")

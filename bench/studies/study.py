@@ -26,11 +26,11 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.interrupt import Interrupted
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation.equivariance_maps import equivariance_maps
-from peclr_dali.train.evaluation.errors import evaluation_config, evaluation_constants, measure
+from peclr_dali.train.evaluation.errors import evaluation_config, evaluation_constants, measure, trial_of
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.inference import estimate_poses
 from peclr_dali.train.pose.labels import labels_to_learn
-from peclr_dali.train.pose.metrics import METRICS, interval_over_runs, metric_of
+from peclr_dali.train.pose.metrics import METRICS, beats_constants, interval_over_runs, metric_of
 from peclr_dali.train.pose.pose_run import load_pose_run
 from peclr_dali.train.pretrain import pretrain
 from peclr_dali.train.runs.checkpoint import CHECKPOINTS
@@ -206,19 +206,17 @@ def compare(claim: Claim, better: Sequence[Network], than: Sequence[Network]) ->
     metric = claim.metric
     ours, theirs = ([network.measured() for network in arm] for arm in (better, than))
     tables = [first[metric] - second[metric] for first, second in zip(ours, theirs, strict=True)]
-    starts = [first.start or second.start or first.seed for first, second in zip(better, than, strict=True)]
-    mean, low, high = interval_over_runs(tables, starts, ours[0]["groups"])
+    trials = [trial_of(first.config, second.config) for first, second in zip(better, than, strict=True)]
+    mean, low, high = interval_over_runs(tables, trials, ours[0]["groups"])
     levels = [float(np.mean([metric_of(errors[metric]) for errors in arm])) for arm in (ours, theirs)]
-    higher_is_better = METRICS[metric].higher_is_better
-    sign = 1 if higher_is_better else -1
-    constants = [known[metric] for known in measure_constants(better[0].on)["constants"].values() if metric in known]
-    margins = [sign * (level - constant) for level in levels for constant in constants]
+    beats = [beats_constants(level, metric, measure_constants(better[0].on)["constants"]) for level in levels]
+    sign = 1 if METRICS[metric].higher_is_better else -1
     return {
         "kind": "comparison", "better": claim.better, "than": claim.than, "metric": metric,
         "differences": [metric_of(table) for table in tables], "mean": mean, "low": low, "high": high,
         "holds": min(sign * low, sign * high) > 0,
-        "better_by_percent": 100 * sign * mean / levels[0 if higher_is_better else 1],
-        "published_percent": claim.percent, "beats_constants": min(margins) > 0 if margins else None,
+        "better_by_percent": 100 * sign * mean / levels[0 if sign > 0 else 1],
+        "published_percent": claim.percent, "beats_constants": None if None in beats else all(beats),
         "seeds": [network.seed for network in better],
     }  # fmt: skip
 

@@ -33,14 +33,17 @@ def tables_of(config: Config | FinetuneConfig) -> list[tuple[str, Any]]:
     return [(name, table[0] if isinstance(table, tuple) else table) for name, table in found]
 
 
-def test_later_layers_win(tmp_path: Path) -> None:
+def test_later_layers_win(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Keys one by one; sources in place of those of an earlier file, which is told."""
     first, second = tmp_path / "first.toml", tmp_path / "second.toml"
-    first.write_text("[train]\nbatch = 64\nmicro_batch = 32\n[optim]\nlr = 1e-4\n")
-    second.write_text("[train]\nbatch = 128\n")
+    first.write_text("[train]\nbatch = 64\nmicro_batch = 32\n[optim]\nlr = 1e-4\n[data]\ncenter_frac = 0.45\n")
+    second.write_text('[train]\nbatch = 128\n[[data]]\nroot = "b"\n')
     config = load("optim.lr=3e-4", "run.out=somewhere/else", files=[first, second])
     assert (config.train.batch, config.train.micro_batch) == (128, 32)
     assert config.optim.lr == 3e-4
     assert config.run.out == "somewhere/else"
+    assert [source.center_frac for source in config.data] == [0.6]
+    assert caplog.messages == [f"{second}: its [[data]] replaces [data] of {first} and all keys in it"]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def errors(data: Path, out: Path, *settings: str, worst: int = 1) -> dict[str, l
     """Errors of the network on each labelled image of a dataset, by metric."""
     overrides = [f"data.root={data}", "data.split=all", "train.device=cpu", *settings]
     evaluate(
-        NETWORK, [], overrides, out=out, compare=None, crop="boxes", worst=worst, submission=False,
+        [NETWORK], [], overrides, out=out, compare=[], crop="boxes", worst=worst, submission=False,
         proper_rotation=False,
     )  # fmt: skip
     return read_errors(out)

@@ -13,13 +13,32 @@ from peclr_dali.train.commands.options import COUNT, FILE, PATH, Number, config_
 from peclr_dali.writing import require_ending, require_new
 
 
-@click.command()
-@click.argument("run", type=PATH)
+class Evaluate(click.Command):
+    """A command whose --compare takes all words up to the next option: those that the shell makes of a pattern."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Write --compare before each of its words."""
+        option, words = "", list[str]()
+        for word in args:
+            if word.startswith("-"):
+                option = word
+            elif words and words[-1] != option == "--compare":
+                words.append(option)
+            words.append(word)
+        return super().parse_args(ctx, words)
+
+
+@click.command(cls=Evaluate)
+@click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN...")
 @config_options
 @click.option("--data", default=None, metavar="FOLDER", help="The dataset's folder; short for --set data.root=FOLDER.")
 @click.option("--out", default=None, type=PATH, help="Folder for results.  [default: RUN/evaluation]")
 @click.option(
-    "--compare", default=None, type=PATH, metavar="RUN2", help="Also measure RUN2, and the paired difference."
+    "--compare",
+    multiple=True,
+    type=PATH,
+    metavar="RUN2...",
+    help="Also measure these runs, and the difference: of two runs, or of pairs with the same seeds.",
 )
 @click.option(
     "--crop",
@@ -42,21 +61,29 @@ from peclr_dali.writing import require_ending, require_new
 @click.option("--worst", default=24, show_default=True, type=COUNT, help="Number of poses in worst.png.")
 @force_option
 def evaluate(
-    run: Path, files: Sequence[Path], overrides: Sequence[str], data: str | None, submission: bool, **options: Any
+    runs: Sequence[Path],
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    data: str | None,
+    submission: bool,
+    crop: Any,
+    **options: Any,
 ) -> None:
-    """Measure a fine-tuned RUN on labelled images.
+    """Measure a fine-tuned RUN on labelled images, or the mean of several.
 
     \b
       python cli.py evaluate runs/finetune
       python cli.py evaluate runs/finetune --set data.part=evaluation
       python cli.py evaluate runs/finetune --compare runs/from_scratch
+      python cli.py evaluate runs/peclr_* --compare runs/simclr_* --out runs/comparison
       python cli.py evaluate runs/finetune --data /data/freihand --freihand-submission
 
     RUN is a folder or a checkpoint. It measures on the images that the run held out, or on all images of a part that is
     not split (data.part=evaluation). The results are metrics.json, poses.csv with a row per pose, pck.png and
     worst.png. Intervals are over groups of images: of the bootstrap, of fewer than 30 groups Student's t. Of fewer than
     3 groups, or if one of them is most of the images, there is none. They do not include the variation between training
-    runs. Frames of a film are alike, so give --groups.
+    runs, except for the difference of several runs: each seed has a run on both sides, and the interval is over these
+    pairs and over the images. Frames of a film are alike, so give --groups.
     """
     from rich.console import Console
 
@@ -65,20 +92,17 @@ def evaluate(
     from peclr_dali.train.runs.log import progress_bar
 
     settings = [f"data.root={as_toml(data)}"] if data is not None else []
-    crop = options.pop("crop")
     if submission:
-        if any(override.startswith("data.part=") for override in overrides):
+        if len(runs) > 1 or any(override.startswith("data.part=") for override in overrides):
             raise click.UsageError(
-                "--freihand-submission takes data.part = 'evaluation': leave --set data.part=... out",
+                "--freihand-submission takes one RUN and data.part = 'evaluation': leave --set data.part=... out",
                 click.get_current_context(),
             )
         settings += ["data.box=center"]
-        crop = crop or "two-pass"
     settings += overrides
+    crop = crop or ("two-pass" if submission else "boxes")
     with progress_bar("poses") as progress:
-        tables, written = measure(
-            run, files, settings, crop=crop or "boxes", submission=submission, progress=progress, **options
-        )
+        tables, written = measure(runs, files, settings, crop=crop, submission=submission, progress=progress, **options)
     for table in tables:
         Console().print(table)
     for file in written:

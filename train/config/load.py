@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import difflib
+import logging
 import tomllib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import is_left_to_shell, or_shipped, regular
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -122,7 +125,9 @@ def load_config(
     layers: list[Layer] = [(str(file), read_toml(file)) for file in files]
     layers += [(f"--set {override}", _parse_override(override)) for override in overrides]
     values = copy.deepcopy(dict(base or to_dict(kind())))
-    for origin, tables in layers:
+    for number, (origin, tables) in enumerate(layers):
+        if isinstance(tables.get("data"), list) and (before := _origin(layers[:number], "data")):
+            log.warning("%s: its [[data]] replaces [data] of %s and all keys in it", origin, before.removesuffix(": "))
         _merge(values, tables, origin)
     try:
         config = TypeAdapter(kind).validate_python(values)

@@ -1,10 +1,10 @@
-"""A network's errors on the images of an evaluation, and those of constant predictions beside them.
+"""Errors of one or several networks on the images of an evaluation, and those of constant predictions beside them.
 
 The constants are fitted to the labels that are measured, which favours them. A network that is not clearly better has
 learnt nothing from the pictures.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -27,6 +27,7 @@ from peclr_dali.train.pose.metrics import (
     align,
     confidence_intervals,
     in_one_place,
+    interval_over_runs,
     mean_over_samples,
     metric_of,
     pixel_errors,
@@ -38,10 +39,12 @@ from peclr_dali.train.pose.pose_run import PoseRun
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A network's errors on the samples of an index, with the configuration of that index.
+    """Errors of a network, or means over several, on the samples of an index, with the configuration of that index.
 
     Attributes:
+        run: the network, or the first one.
         proper_rotation: whether poses were aligned by rotations only.
+        several: the evaluations of the networks whose means these are.
     """
 
     run: PoseRun
@@ -50,26 +53,70 @@ class Evaluation:
     labels: PoseLabels
     errors: Errors
     proper_rotation: bool = False
+    several: "Sequence[Evaluation]" = ()
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
         """The metrics with their intervals over the groups of the index, cut to what a metric can be."""
-        intervals = confidence_intervals(self.errors.tables, groups=self.index.group)
-        for name, (value, low, high) in intervals.items():
-            intervals[name] = Interval(value, max(low, 0.0), min(high, np.inf if METRICS[name].unit else 1.0))
-        return intervals
+        return {
+            name: Interval(value, max(low, 0.0), min(high, np.inf if METRICS[name].unit else 1.0))
+            for name, (value, low, high) in confidence_intervals(self.errors.tables, groups=self.index.group).items()
+        }
 
     def minus(self, other: "Evaluation") -> dict[str, Interval]:
-        """Difference of the metrics on the samples measured for both, with intervals."""
+        """Difference of the metrics on the samples measured for both, with intervals; of several networks in pairs."""
         ours, theirs = self.errors.tables, other.errors.tables
         differences = {name: ours[name] - theirs[name] for name in ours if name in theirs}
-        return confidence_intervals(differences, groups=self.index.group)
+        if len(self.several) < 2:
+            return confidence_intervals(differences, groups=self.index.group)
+        pairs = list(zip(self.several, other.several, strict=True))
+        trials = [trial_of(one.run.config, another.run.config) for one, another in pairs]
+        return {
+            name: interval_over_runs(
+                [one.errors.tables[name] - another.errors.tables[name] for one, another in pairs],
+                trials,
+                self.index.groups,
+            )
+            for name in differences
+        }
 
     def worst(self, count: int) -> IntArray:
         """Rows of the samples with the largest errors after alignment, the worst first."""
         tables = self.errors.tables
         means = mean_over_samples(tables["pa_epe_cm" if "pa_epe_cm" in tables else "epe_px"].T)
         return np.argsort(-means, kind="stable")[: min(count, int(np.isfinite(means).sum()))]
+
+
+def mean_of(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """The means over networks that were measured on the same images, of the metrics that all have."""
+    first, of_all = evaluations[0], [one.errors.tables for one in evaluations]
+    means = {
+        name: np.mean([tables[name] for tables in of_all], axis=0)
+        for name in first.errors.tables
+        if all(name in tables for tables in of_all)
+    }
+    return replace(first, errors=replace(first.errors, tables=means), several=evaluations)
+
+
+def require_pairs(ours: Sequence[PoseRun], theirs: Sequence[PoseRun]) -> None:
+    """Require that each seed has one run on both sides, if there are two. Two runs alone may have any seeds.
+
+    Raises:
+        UserError: a seed has no run on one side, or several.
+    """
+    seeds, others = ([run.config.run.seed for run in side] for side in (ours, theirs))
+    unpaired = [seed for seed in sorted({*seeds, *others}) if not seeds.count(seed) == others.count(seed) == 1]
+    if unpaired and theirs and len(seeds) + len(others) > 2:
+        raise UserError(
+            f"runs are compared in pairs of one run.seed: RUN has the seeds {seeds}, --compare {others}, and seed "
+            f"{unpaired[0]} is no pair. Fine-tune the run that is missing, or leave that seed out"
+        )
+
+
+def trial_of(*configs: FinetuneConfig) -> Hashable:
+    """What a pair of runs may have in common with others: a pre-training that one starts from; else the seed."""
+    starts = [config.encoder.weights for config in configs if config.encoder.weights not in ("random", "imagenet")]
+    return [*starts, configs[0].run.seed][0]
 
 
 def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[str]) -> FinetuneConfig:

@@ -6,6 +6,7 @@ import logging
 import re
 import zipfile
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +26,9 @@ from peclr_dali.train.evaluation.errors import (
     evaluation_config,
     evaluation_constants,
     for_other_run,
+    mean_of,
     measure,
+    require_pairs,
     trained_on,
 )
 from peclr_dali.train.pose.inference import Poses, Progress, estimate_in_two_passes, estimate_poses
@@ -45,12 +48,12 @@ Crop = Literal["boxes", "two-pass"]
 
 
 def evaluate(
-    source: Path,
+    sources: Sequence[Path],
     files: Sequence[Path],
     overrides: Sequence[str],
     *,
     out: Path | None,
-    compare: Path | None,
+    compare: Sequence[Path],
     crop: Crop,
     worst: int,
     submission: bool,
@@ -59,13 +62,14 @@ def evaluate(
     force: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> tuple[list[Table], list[Path]]:
-    """Measure a fine-tuned network, and write results and pictures; returns tables for the terminal, and the files.
+    """Measure fine-tuned networks, and write results and pictures; returns tables for the terminal, and the files.
 
     Args:
-        source: a fine-tuning run, or one of its checkpoints.
+        sources: fine-tuning runs, or their checkpoints. Of several, errors are means, and `worst.png` shows the network
+            with the smallest seed.
         files: TOML files that change the run's configuration, as do `overrides`, key=value.
-        out: folder for the results; by default "evaluation" in the run's folder.
-        compare: another run to measure on the same images.
+        out: folder for the results; by default "evaluation" in the first run's folder.
+        compare: other runs to measure on the same images, as many as `sources` and with the same seeds.
         crop: crop by the data's boxes, or without boxes in the authors' two passes.
         groups: groups for the intervals, see `grouped`; by default those of the data, such as FreiHAND's poses.
         force: write into `out` even if files there are not of this command, and replace them.
@@ -73,10 +77,13 @@ def evaluate(
     Raises:
         UserError: a run, the data or the folder cannot be used.
     """
-    runs = [load_pose_run(path) for path in (source, compare) if path is not None]  # before the work, in case one fails
+    runs, others = (  # before the work, in case one fails
+        sorted(map(load_pose_run, paths), key=attrgetter("config.run.seed")) for paths in (sources, compare)
+    )
+    require_pairs(runs, others)
     run = runs[0]
     config = evaluation_config(run, files, overrides)
-    folder = out or (source if source.is_dir() else source.parent) / "evaluation"
+    folder = out or (sources[0] if sources[0].is_dir() else sources[0].parent) / "evaluation"
     refuse_among_images(folder, config.data)
     require_own_results(folder, [*RESULTS, *(SUBMISSION if submission else [])], force=force)
     if submission:  # of every image, whatever the run left out
@@ -102,11 +109,17 @@ def evaluate(
 
     if reason := why_no_interval(index.groups):
         log.warning("no intervals: %s", reason)
-    for measured in runs:
+    for measured in (*runs, *others):
         if trained_on(measured, config):
             log.warning("%s was trained on some or all of these images", measured.path)
+    evaluations = [measure(run, config, index, labels, poses, proper_rotation=proper_rotation)]
+    for other in (*runs[1:], *others):
+        its_config = for_other_run(config, other)
+        its_index = dataclasses.replace(load_index(its_config.data), group=index.group)
+        its_poses = _estimate(other, its_config, its_index, labels, crop, progress=progress)
+        evaluations.append(measure(other, its_config, its_index, labels, its_poses, proper_rotation=proper_rotation))
     constants = evaluation_constants(index, labels)
-    evaluation = measure(run, config, index, labels, poses, proper_rotation=proper_rotation)
+    evaluation = mean_of(evaluations[: len(runs)])
     rows = evaluation.worst(worst)
     content = {
         **report.results(evaluation, constants, crop),
@@ -114,21 +127,25 @@ def evaluate(
         "worst": report.of_poses(evaluation, rows.tolist()),
     }
     left_out = f", left out: {evaluation.errors.reasons}" if evaluation.errors.reasons else ""
-    title = f"{run.path}, {evaluation.errors.measured} hands{left_out}"
+    title = f"{' and '.join(content['checkpoints'])}, {evaluation.errors.measured} hands{left_out}"
     tables = [report.table_of(title, evaluation.intervals, constants=constants)]
-    curves_of = {_name(run): content}
-    for other in runs[1:]:
-        other_config = for_other_run(config, other)
-        other_index = load_index(other_config.data)
-        other_poses = _estimate(other, other_config, other_index, labels, crop, progress=progress)
-        compared = measure(other, other_config, other_index, labels, other_poses, proper_rotation=proper_rotation)
+    curves_of = {_names(runs): content}
+    if others:
+        compared = mean_of(evaluations[len(runs) :])
         difference, other_results = evaluation.minus(compared), report.results(compared, constants, crop)
         content["comparison"] = {
-            "minus": str(other.path), "difference": report.intervals_for_json(difference), "other": other_results
+            "minus": str(others[0].path), "difference": report.intervals_for_json(difference),
+            **report.lost_and_notes(content, other_results), "other": other_results,
         }  # fmt: skip
-        tables.append(report.table_of(f"minus {other.path}, on the same images", difference, signed=True))
-        name = _name(other)
-        curves_of[name if name not in curves_of else f"{name}, the other"] = other_results
+        tables.append(
+            report.table_of(
+                f"minus {' and '.join(other_results['checkpoints'])}, on the same images",
+                difference,
+                signed=True,
+                remarks=content["comparison"]["notes"],
+            )
+        )
+        curves_of[f"compared with {_names(others)}"] = other_results
 
     # In the order of their errors: not as joined sources, whose rows ascend.
     worst_images = dataclasses.replace(index, sources=()).select(rows)
@@ -188,9 +205,11 @@ def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index
     return dataclasses.replace(index, group=np.unique(keys, return_inverse=True)[1])
 
 
-def _name(run: PoseRun) -> str:
-    """Name of a run: of its folder, or of a checkpoint outside a run's folder."""
-    return run.path.parent.parent.name if run.path.parent.name in (BEST, CHECKPOINTS) else run.path.stem
+def _names(runs: Sequence[PoseRun]) -> str:
+    """Names of runs: of their folders, or of checkpoints outside a run's folder."""
+    return ", ".join(
+        run.path.parent.parent.name if run.path.parent.name in (BEST, CHECKPOINTS) else run.path.stem for run in runs
+    )
 
 
 def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> list[Path]:

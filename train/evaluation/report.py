@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from peclr_dali.train.pose.metrics import (
     THRESHOLDS_M,
     THRESHOLDS_PX,
     Interval,
+    beats_constants,
     constants_in_words,
     mean_over_samples,
     pck_curve,
@@ -48,9 +49,10 @@ unit of the thresholds to the metric's, thresholds."""
 
 def results(evaluation: Evaluation, constants: Mapping[str, Mapping[str, float]], crop: str) -> dict[str, Any]:
     """All results, for JSON."""
-    tables = evaluation.errors.tables
+    tables, each = evaluation.errors.tables, evaluation.several
     return {
         "checkpoint": str(evaluation.run.path),
+        "checkpoints": [str(one.run.path) for one in each],
         "step": evaluation.run.step,
         "data": f"{evaluation.index.name}: {evaluation.index.root}",
         "sources": [dataclasses.asdict(source) for source in evaluation.config.data],
@@ -62,6 +64,11 @@ def results(evaluation: Evaluation, constants: Mapping[str, Mapping[str, float]]
         "metrics": intervals_for_json(evaluation.intervals),
         "confidence": 0.95,
         "constants": constants,
+        "lost_to_constants": [
+            name
+            for name, interval in evaluation.intervals.items()
+            if beats_constants(interval.value, name, constants) is False
+        ],
         "per_keypoint": {
             name: dict(zip(HAND.keypoints, _for_json(mean_over_samples(table)), strict=True))
             for name, table in tables.items()
@@ -69,12 +76,33 @@ def results(evaluation: Evaluation, constants: Mapping[str, Mapping[str, float]]
         "pck": {
             name: {
                 "thresholds": thresholds.tolist(),
-                "share": _for_json(pck_curve(tables[metric] / factor, thresholds)),
+                "share": _for_json(
+                    np.mean([pck_curve(one.errors.tables[metric] / factor, thresholds) for one in each], axis=0)
+                ),
             }
             for name, (_, metric, factor, thresholds) in PCK.items()
             if metric in tables
         },
     }
+
+
+def lost_and_notes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What a reader has to know of the difference of two sides' results.
+
+    Returns:
+        "lost", the metrics in which both sides are no better than a constant prediction; "notes", sentences.
+    """
+    lost = [name for name in ours["lost_to_constants"] if name in theirs["lost_to_constants"]]
+    notes = ["The interval of the difference is over hands: it does not know how much another seed changes."]
+    if (runs := len(ours["checkpoints"])) > 1:
+        notes = [
+            f"Values are means of {runs} runs. The interval of the difference is over hands and over pairs of runs of "
+            "one seed; pairs from one pre-training count as one, and one pair has no interval."
+        ]
+    if lost:
+        titles = [METRICS[name].title for name in lost]
+        notes.append(f"Both sides are no better than a constant prediction in {', '.join(titles)}.")
+    return {"lost": lost, "notes": notes}
 
 
 def intervals_for_json(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | None]]:
@@ -83,8 +111,8 @@ def intervals_for_json(intervals: Mapping[str, Interval]) -> dict[str, dict[str,
 
 
 def _for_json(values: Iterable[float]) -> list[float | None]:
-    """Replace NaN by None, since JSON has no NaN."""
-    return [None if np.isnan(value) else float(value) for value in values]
+    """Replace NaN and infinity by None, since JSON has neither."""
+    return [float(value) if np.isfinite(value) else None for value in values]
 
 
 def table_of(
@@ -93,8 +121,9 @@ def table_of(
     *,
     constants: Mapping[str, Mapping[str, float]] | None = None,
     signed: bool = False,
+    remarks: Sequence[str] = (),
 ) -> Table:
-    """A table of the metrics with their intervals, and with those of constant predictions, for the terminal."""
+    """A table of the metrics with their intervals and those of constant predictions, on the terminal; remarks below."""
     table = Table(
         "metric",
         Column("value", justify="right"),
@@ -103,11 +132,13 @@ def table_of(
         title=escape(printable(title)),
         title_justify="left",
         title_style="bold",
+        caption=" ".join(remarks),
+        caption_justify="left",
     )
     sign = "+" if signed else ""
     for name, interval in intervals.items():
         low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
-        limits = NO_INTERVAL if np.isnan(interval.low) else f"{low} to {high}"
+        limits = f"{low} to {high}" if np.isfinite(interval.low) else NO_INTERVAL
         beside = [", ".join(constants_in_words(constants, name))] if constants else []
         table.add_row(METRICS[name].title_and_unit, f"{interval.value:{sign}.3f}", limits, *beside)
     return table

@@ -72,6 +72,13 @@ def constants_in_words(constants: Mapping[str, Mapping[str, float]], metric: str
     ]
 
 
+def beats_constants(value: float, metric: str, constants: Mapping[str, Mapping[str, float]]) -> bool | None:
+    """Whether a metric's value is better than those of all constant predictions; None if none was measured by it."""
+    sign = 1 if METRICS[metric].higher_is_better else -1
+    margins = [sign * (value - errors[metric]) for errors in constants.values() if metric in errors]
+    return min(margins) > 0 if margins else None
+
+
 class Interval(NamedTuple):
     """A value with the limits of its confidence interval; NaN if there is no interval."""
 
@@ -253,12 +260,13 @@ def interval_over_runs(tables: Sequence[DoubleArray], trials: Sequence[Hashable]
     """
     differences = [metric_of(table) for table in tables]
     mean = statistics.fmean(differences)
-    by_trial: dict[Hashable, list[float]] = {}
-    for trial, difference in zip(trials, differences, strict=True):
-        by_trial.setdefault(trial, []).append(difference)
-    if len(by_trial) == 1:
+    means = [
+        statistics.fmean(difference for difference, its in zip(differences, trials, strict=True) if its == trial)
+        for trial in dict.fromkeys(trials)
+    ]
+    if len(means) == 1:
         return Interval(mean, -math.inf, math.inf)
-    over_trials = interval_of_mean([statistics.fmean(trial) for trial in by_trial.values()])
+    over_trials = interval_of_mean(means)
     over_hands = confidence_intervals({"": np.mean(tables, axis=0)}, groups=groups)[""]
     half = math.hypot(over_trials.high - over_trials.value, (over_hands.high - over_hands.low) / 2)
     return Interval(mean, mean - half, mean + half)

@@ -10,7 +10,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import parse_json, regular
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.pose.metrics import CONSTANTS, METRICS, NO_INTERVAL, Metric, constants_in_words
+from peclr_dali.train.pose.metrics import METRICS, NO_INTERVAL, Metric, constants_in_words
 from peclr_dali.train.runs.folder import RunFolder
 from peclr_dali.train.runs.meter import errors_in_words
 
@@ -42,11 +42,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """Errors of a fine-tuned run, and of the run with which `evaluate --compare` compared it on the same images."""
+    """Errors of a fine-tuned run, and of the run with which `evaluate --compare` compared it on the same images.
+
+    Several runs on each side are named by the first, and have the means of their errors.
+    """
 
     runs: Sequence[Run]
     results: Sequence[Row]  # of each run
-    difference: Row | None  # of the first minus the second: metric -> value, low and high; None if there is one run
+    comparison: Row  # "difference": metric -> value, low and high; "lost", "notes". Empty if there is one run
 
 
 def read_runs(roots: Sequence[Path]) -> list[Run]:
@@ -89,8 +92,8 @@ def find_measured(runs: Sequence[Run]) -> Measured | None:
             checkpoint = Path(comparison["minus"]).resolve()
             for other in runs:
                 if other.folder.root.resolve() in checkpoint.parents:
-                    return Measured([run, other], [evaluation, comparison["other"]], comparison["difference"])
-    return Measured([evaluated[0][0]], [evaluated[0][1]], None) if evaluated else None
+                    return Measured([run, other], [evaluation, comparison["other"]], comparison)
+    return Measured([evaluated[0][0]], [evaluated[0][1]], {}) if evaluated else None
 
 
 class Cell(NamedTuple):
@@ -108,8 +111,8 @@ def table(measured: Measured) -> list[tuple[Metric, list[Cell], list[str]]]:
     for name, metric in METRICS.items():
         if all(name in result["metrics"] for result in measured.results):
             cells = [_cell(result["metrics"][name], metric) for result in measured.results]
-            if measured.difference is not None:
-                cells.append(_cell(measured.difference[name], metric, signed=True))
+            if measured.comparison:
+                cells.append(_cell(measured.comparison["difference"][name], metric, signed=True))
             rows.append((metric, cells, constants_in_words(measured.results[0]["constants"], name)))
     return rows
 
@@ -147,24 +150,24 @@ def of_pretraining(runs: Sequence[Run]) -> list[str]:
 
 
 def in_words(measured: Measured) -> list[str]:
-    """The errors in 3D and 2D of the only run, or the difference of the two; and where a rigid hand is no worse."""
+    """The errors in 3D and 2D of the only run, or the difference of the two; and where constants are no worse."""
     names = [f"“{run.name}”" for run in measured.runs]
     sentences = []
+    lost = measured.comparison.get("lost", ())
     for metric, cells, _ in table(measured):
         if metric in (METRICS["pa_epe_cm"], METRICS["epe_px"]):
             *_, (_, text, limits, mark) = cells
             value = f"{text} {metric.unit} ({limits if limits == NO_INTERVAL else f'95 % interval {limits}'})"
-            if measured.difference is None:
+            if not measured.comparison:
                 sentences.append(f"{names[0]} has a {metric.title} of {value}.")
-            else:
+            elif metric not in [METRICS[name] for name in lost]:
                 words = {"better": "is better than", "worse": "is worse than", "open": "cannot be told apart from"}
                 sentences.append(f"By {metric.title}, {names[0]} {words[mark]} {names[1]}: {value}.")
-    rigid_cm = measured.results[0]["constants"].get("rigid_pose", {}).get("pa_epe_cm")
     for name, result in zip(names, measured.results, strict=True):
-        error = result["metrics"].get("pa_epe_cm")
-        if rigid_cm is not None and error is not None and error["value"] >= rigid_cm:
-            sentences.append(
-                f"In 3D, {name} is no better than {CONSTANTS['rigid_pose']}, which does not look at the picture: a "
-                f"PA-EPE of {error['value']:.2f} cm beside {rigid_cm:.2f} cm."
-            )
-    return sentences
+        sentences += [
+            f"By {METRICS[key].title}, {name} is no better than {constants_in_words(result['constants'], key)[0]} "
+            f"{METRICS[key].unit}, which does not look at the picture."
+            for key in ("pa_epe_cm", "epe_px")
+            if key in result["lost_to_constants"] and key not in lost
+        ]
+    return [*sentences, *measured.comparison.get("notes", ())]

@@ -165,6 +165,7 @@ class RunLog:
 
             self._board = SummaryWriter(str(run.folder.root / "tensorboard"), purge_step=state.steps_done + 1)
         self._total = state.total_steps
+        self._fastest, self._told_slow = 0.0, False  # images/s of the fastest row; whether a slow one was told
         columns = (
             TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(elapsed_when_finished=False),
@@ -185,7 +186,10 @@ class RunLog:
         self._progress.update(self._task, completed=step)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Write a row of metrics.jsonl; it must have step, epoch, loss, lr, images_per_s, wait_share and eta_s."""
+        """Write a row of metrics.jsonl: step, epoch, loss, lr, images_per_s, wait_share, checkpoint_share, eta_s...
+
+        The first one that is ten times slower than the fastest gets a line.
+        """
         self._metrics.write(json.dumps(row) + "\n")
         self._plot(row)
         status = (
@@ -196,6 +200,14 @@ class RunLog:
         if not console.is_terminal:
             minutes, seconds = divmod(round(row["eta_s"]), 60)
             print_line(f"step {row['step']}/{self._total}  {status}  ETA {minutes}:{seconds:02}")
+        images_per_s = row["images_per_s"] / max(1 - row["checkpoint_share"], 1e-3)  # without waiting for checkpoints
+        self._fastest = max(self._fastest, images_per_s)
+        if images_per_s < self._fastest / 10 and not self._told_slow:
+            self._told_slow = True
+            print_line(
+                f"step {row['step']}/{self._total}  steps take {self._fastest / images_per_s:.0f} times as long as the "
+                "fastest: do other processes use these cores (train.threads), or do images come slowly (waited)?"
+            )
 
     def write_validation(self, row: Mapping[str, float]) -> None:
         """Write a row of validation.jsonl, and print its errors beside those of a constant prediction, if known."""

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import cv2
@@ -20,11 +21,18 @@ from peclr_dali.pipelines.sources import load_index, write_bad_list
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config, to_dict
 from peclr_dali.train.distributed.world import World
-from peclr_dali.train.evaluation.errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
+from peclr_dali.train.evaluation.errors import (
+    Evaluation,
+    evaluation_config,
+    for_other_run,
+    mean_of,
+    measure,
+    trained_on,
+)
 from peclr_dali.train.evaluation.evaluate import RESULTS, evaluate, grouped
 from peclr_dali.train.pose.inference import Poses, estimate_in_two_passes, estimate_poses
 from peclr_dali.train.pose.labels import Errors, PoseLabels
-from peclr_dali.train.pose.metrics import metric_of, pixel_errors, pose_tables
+from peclr_dali.train.pose.metrics import beats_constants, metric_of, pixel_errors, pose_tables
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
 from tests.train import tiny_hands
 
@@ -41,11 +49,11 @@ def run(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_hands.untrained_run(tmp_path_factory.mktemp("runs") / "run", f"data.root={hands}")
 
 
-def call(run: Path, out: Path, *overrides: str, **options: Any) -> tuple[list[Table], list[Path]]:
+def call(run: Path | list[Path], out: Path, *overrides: str, **options: Any) -> tuple[list[Table], list[Path]]:
     settings: dict[str, Any] = {
-        "compare": None, "crop": "boxes", "worst": 3, "submission": False, "proper_rotation": False, **options
+        "compare": [], "crop": "boxes", "worst": 3, "submission": False, "proper_rotation": False, **options
     }  # fmt: skip
-    return evaluate(run, [], overrides, out=out, **settings)
+    return evaluate(run if isinstance(run, list) else [run], [], overrides, out=out, **settings)
 
 
 class Knowing(PoseNetwork):
@@ -146,7 +154,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
 
 def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -> None:
     other = tiny_hands.untrained_run(tmp_path / "other", f"data.root={hands}", seed=1)
-    tables, written = call(run, tmp_path / "out", compare=other, groups="1")  # the poses are two groups
+    tables, written = call(run, tmp_path / "out", compare=[other], groups="1")  # the poses are two groups
     assert [file.name for file in written] == list(RESULTS)
     assert len(tables) == 2
     content = json.loads((tmp_path / "out" / "metrics.json").read_text())
@@ -173,6 +181,54 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
     assert np.mean([float(row["epe_px"]) for row in rows]) == pytest.approx(content["metrics"]["epe_px"]["value"], 1e-4)
     for name in ("pck.png", "worst.png"):
         assert np.asarray(cv2.imread(str(tmp_path / "out" / name))).std() > 10
+
+
+def test_several_runs_are_measured_in_pairs_of_one_seed(hands: Path, tmp_path: Path) -> None:
+    ours, theirs = (
+        [
+            tiny_hands.untrained_run(
+                tmp_path / f"{side}_{seed}", f"data.root={hands}", f"run.seed={seed}", seed=at + seed
+            )
+            for seed in (0, 1)
+        ]
+        for at, side in ((0, "p"), (2, "s"))
+    )
+    tables, _ = call(ours, tmp_path / "out", compare=theirs[::-1], groups="1")
+    found = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert [Path(path).parts[-3] for path in [*found["checkpoints"], *found["comparison"]["other"]["checkpoints"]]] == [
+        "p_0",
+        "p_1",
+        "s_0",
+        "s_1",
+    ]
+    assert str(tables[1].caption) == " ".join(found["comparison"]["notes"])
+    curve, area = found["pck"]["aligned_m"], found["metrics"]["pa_auc"]["value"]
+    assert np.trapezoid(curve["share"], curve["thresholds"]) / 0.05 == pytest.approx(area)  # a mean of curves
+    with pytest.raises(UserError, match=r"RUN has the seeds \[0, 1\], --compare \[0\], and seed 1 is no pair"):
+        call(ours, tmp_path / "out", compare=theirs[:1])
+
+
+def with_error(seed: int, error_px: float, weights: str = "random") -> Evaluation:
+    """An evaluation of 20 hands with one error."""
+    config = SimpleNamespace(run=SimpleNamespace(seed=seed), encoder=SimpleNamespace(weights=weights))
+    run, none = cast(Any, SimpleNamespace(config=config)), cast(Any, None)
+    index = Index("hands", Path(), ["hand.jpg"] * 20, np.zeros((20, 3), np.float32))
+    return Evaluation(run, none, index, none, Errors({"epe_px": np.full((20, 21), error_px)}, 20, {}))
+
+
+def test_the_difference_of_several_runs_is_over_pairs_of_independent_runs() -> None:
+    """Student's interval of 1 and 2; zero of the same runs; none of pairs from one pre-training."""
+    ours, theirs = (mean_of([with_error(0, one), with_error(1, two)]) for one, two in ((3, 5), (2, 3)))
+    assert ours.minus(theirs)["epe_px"] == pytest.approx((1.5, 1.5 - 12.7062 / 2, 1.5 + 12.7062 / 2), abs=1e-4)
+    assert ours.minus(ours)["epe_px"] == (0, 0, 0)
+    pretrained = mean_of([with_error(seed, 1, "runs/pretrained") for seed in (0, 1)])
+    assert {theirs.minus(pretrained)["epe_px"].low, pretrained.minus(theirs)["epe_px"].low} == {-np.inf}
+
+
+def test_a_metric_beats_the_constants_if_it_is_better_than_all_of_them() -> None:
+    constants = {"rigid_pose": {"pa_epe_cm": 1.5, "pa_auc": 0.7}, "another": {"pa_epe_cm": 1.4}}
+    values = [(1.4, "pa_epe_cm"), (1.3, "pa_epe_cm"), (0.8, "pa_auc"), (0.7, "pa_auc"), (1.0, "epe_px")]
+    assert [beats_constants(*value, constants) for value in values] == [False, True, True, False, None]
 
 
 def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -87,6 +87,18 @@ def test_the_eta_after_the_first_step_is_from_that_step(tmp_path: Path, monkeypa
     assert [row["eta_s"] for row in rows_of(tmp_path)] == [99 * 3]
 
 
+def test_steps_ten_times_slower_than_the_fastest_are_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not those of the start, nor a wait for a checkpoint."""
+    loop = Loop(tmp_path, World(), monkeypatch, "run.log_every=1")
+    with loop.meter:
+        for work_s in (60, 2, 3, 19, 24, 2, 24):
+            loop.step(0, work_s, save_s=100 if work_s == 3 else 0)
+    told = [line for line in capsys.readouterr().err.splitlines() if "times as long" in line]
+    assert [line.split(":")[0] for line in told] == ["step 5/100  steps take 12 times as long as the fastest"]
+
+
 class OfThree(World):
     """Rank 0 of three; the others' figures are given."""
 
