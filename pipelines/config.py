@@ -35,9 +35,10 @@ class DataConfig:
             `pack` writes).
         root: the dataset's folder. For shards, also an address such as "s3://bucket/folder".
         part: the dataset's part, for `WITH_PARTS`. YouTube3DHands: "evaluation" is its test part.
-        split: "train" and "val" divide the training part 90/10: FreiHAND by pose, HO-3D by recording, COCO by image,
-            shards by the group that was packed (such as FreiHAND's pose). YouTube3DHands has train
-            and val parts of its own; there "all" is the train part.
+        split: "train" and "val" divide the training part 90/10: FreiHAND by pose, HO-3D by recording, COCO and folders
+            by image (of fewer than 1,000, "val" has 100, or a fifth if that is less), shards by the group that was
+            packed (such as FreiHAND's pose). YouTube3DHands has train and val parts of its own; there "all" is the
+            train part.
         versions: FreiHAND's background versions.
         box: FreiHAND: "center" (needs no labels), "joints" (from the labels, as in the authors' code) or a CSV or JSON
             file of boxes. A folder: a file of boxes, or "center" for the square around the whole image. HO-3D and
