@@ -29,9 +29,10 @@ class DataConfig:
             command `pack` writes).
         root: the dataset's folder. For shards, also an address such as "s3://bucket/folder".
         part: the dataset's part, for layouts that have parts. YouTube3DHands and DexYCB: "evaluation" is the test part.
-        split: "train" and "val" divide the training part 90/10: FreiHAND by pose, HO-3D by recording, COCO by image,
-            shards by the group that was packed (such as FreiHAND's pose). YouTube3DHands and DexYCB have train
-            and val parts of their own; "all" is YouTube3DHands' train part, and both of DexYCB.
+        split: "train" and "val" divide the training part 90/10: FreiHAND by pose, HO-3D by recording, COCO and folders
+            by image (of fewer than 1,000, "val" has 100, or a fifth if that is less), shards by the group that was
+            packed (such as FreiHAND's pose). YouTube3DHands and DexYCB have train and val parts of their own; "all" is
+            YouTube3DHands' train part, and both of DexYCB.
         setup: DexYCB: the published split, "s0" by sequence, "s1" by person, "s2" by camera, "s3" by object.
         versions: FreiHAND's background versions.
         box: FreiHAND: "center" (needs no labels), "joints" (from the labels, as in the authors' code) or a CSV or JSON

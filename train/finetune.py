@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from peclr_dali.models.config import PoseConfig
 from peclr_dali.models.pose import PoseNetwork
@@ -32,6 +33,9 @@ from peclr_dali.train.trainer import check_first_step, train
 
 log = logging.getLogger(__name__)
 
+FEW_HANDS = 1000
+"""Labelled hands from which on their own statistics serve batch norm as well as those of the starting weights."""
+
 
 def finetune(config: FinetuneConfig, resume: Resume = "never", *, check: bool = False) -> RunFolder:
     """Fine-tune an encoder to poses as configured. Under torchrun, every rank calls this.
@@ -52,6 +56,7 @@ def finetune(config: FinetuneConfig, resume: Resume = "never", *, check: bool = 
 
         with on_all_ranks(world):
             labels, held_out = labels_to_learn(index), load_validation(config)
+            labelled = int(labels.keypoints_px.any(axis=(1, 2), where=~np.isnan(labels.keypoints_px)).sum())
             start = start_pose_network(run.encoder, config.pose, config.geometry.side_px)
             start.network.encoder.requires_grad_(not config.train.frozen)
             network = on_device(start.network, config, world)
@@ -72,7 +77,11 @@ def finetune(config: FinetuneConfig, resume: Resume = "never", *, check: bool = 
                 world=world,
             )
             step = LabelledStep(gradient, labels, config.pose)
-            validator = PoseValidator(run, network, state, held_out, depth=start.depth or labels.in_metres)
+            automatic = config.train.batch_norm == "auto" and start.keeps_head and labelled < FEW_HANDS
+            validator = PoseValidator(
+                run, network, state, held_out, depth=start.depth or labels.in_metres,
+                fixed_statistics=automatic or config.train.batch_norm == "fixed",
+            )  # fmt: skip
 
         bad_files = BadFiles(run, index)
         if not resume_or_claim(run, index, state, bad_files, validator):
@@ -80,10 +89,11 @@ def finetune(config: FinetuneConfig, resume: Resume = "never", *, check: bool = 
 
         loader = load_batches(run, index, state, bad_files.quarantine, views=1)
         encoder = f"{run.encoder.name}{' and head' if start.keeps_head else ''} from {start.origin}"
-        labelled = int(labels.keypoints_px.any(axis=(1, 2), where=~np.isnan(labels.keypoints_px)).sum())
         trained, held_out_count = "frozen" if config.train.frozen else "trained", len(held_out[0]) if held_out else "no"
         log.info("%s encoder %s, %d labelled hands, %s held out", trained, encoder, labelled, held_out_count)
-        set_train_mode(network, config)
+        if validator.fixed_statistics:
+            log.info("batch norm's statistics stay those of the starting weights (train.batch_norm)")
+        validator.set_train_mode()
         if check:
             check_first_step(run, state, step, loader)
             return run.folder
@@ -93,7 +103,13 @@ def finetune(config: FinetuneConfig, resume: Resume = "never", *, check: bool = 
             Checkpointer(run, index, state, bad_files, validator, draw=draw_curves) as checkpointer,
             Meter(run, state, checkpointer, gradient.own_work, loss_parts, "fine-tuning") as meter,
         ):
+            if start.keeps_head and validator.should_validate(0):
+                with meter.paused():
+                    row = validator.validate(0)
+                meter.log_validation(row)
             train(run, index, state, step, loader, validator, checkpointer, bad_files, meter, stop)
+        if validator.best.get("step") == 0:
+            log.warning("no validation was better than the starting weights: best/ holds these")
     return run.folder
 
 
@@ -117,22 +133,17 @@ class LabelledStep:
             return self.gradient(batch, targets)
 
 
-def set_train_mode(network: PoseNetwork, config: FinetuneConfig) -> None:
-    """Set train mode; a frozen encoder stays in eval mode."""
-    network.train()
-    if config.train.frozen:
-        network.encoder.eval()
-
-
 class PoseValidator:
     """Measures poses on held-out images, and keeps the best network in a separate checkpoint, with a picture.
 
     Args:
         held_out: images and their labels; None: there is no validation.
         depth: whether the network has seen 3D labels, or will see them.
+        fixed_statistics: as the attribute, for a run that is not resumed.
 
     Attributes:
         best: step and metrics of the best validation so far; empty before the first.
+        fixed_statistics: whether batch norm keeps its running statistics and uses them in training.
     """
 
     def __init__(
@@ -143,6 +154,7 @@ class PoseValidator:
         held_out: tuple[Index, PoseLabels] | None,
         *,
         depth: bool,
+        fixed_statistics: bool,
     ) -> None:
         self._run, self._network, self._state, self._held_out, self._depth = run, network, state, held_out, depth
         steps_per_epoch = state.total_steps // run.config.train.epochs
@@ -151,9 +163,19 @@ class PoseValidator:
         constants = {"constant_epe_px": ("mean_keypoints", "epe_px"), "constant_pa_epe_cm": ("rigid_pose", "pa_epe_cm")}
         self._constants = {key: known[of][metric] for key, (of, metric) in constants.items() if of in known}
         self.best: dict[str, Any] = {}
+        self.fixed_statistics = fixed_statistics
+
+    def set_train_mode(self) -> None:
+        """Set train mode; a frozen encoder, and a batch norm with fixed statistics, stay in eval mode."""
+        self._network.train()
+        if self._run.config.train.frozen:
+            self._network.encoder.eval()
+        for module in self._network.modules() if self.fixed_statistics else ():
+            if isinstance(module, _BatchNorm):
+                module.eval()
 
     def should_validate(self, step: int) -> bool:
-        """Every `validation.every_epochs` epochs, and after the last step."""
+        """Before the first step, every `validation.every_epochs` epochs, and after the last step."""
         return self._held_out is not None and (step == self._state.total_steps or step % self._every == 0)
 
     def validate(self, step: int) -> dict[str, float]:
@@ -162,7 +184,7 @@ class PoseValidator:
         index, labels = self._held_out
         config, world = self._run.config, self._run.world
         figures, poses = validate(self._network, index, labels, config, world)
-        set_train_mode(self._network, config)
+        self.set_train_mode()
         row = {"step": step, **figures, **self._constants}
         better = not self.best or best_of([self.best, row]) is row
         if better and self._state.weights_are_finite():  # the loss is checked at log steps only
@@ -175,8 +197,8 @@ class PoseValidator:
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        """The best validation, and whether the network has seen 3D labels."""
-        return {"best": self.best, "depth": self._depth}
+        """The best validation, whether the network has seen 3D labels, and what batch norm uses."""
+        return {"best": self.best, "depth": self._depth, "fixed_statistics": self.fixed_statistics}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the best validation too, if the run still has its network.
@@ -184,7 +206,7 @@ class PoseValidator:
         A later validation may have been better and have replaced it, after the checkpoint that is restored; the run
         then removes that network, since its steps are repeated.
         """
-        self._depth, best = saved["depth"], saved["best"]
+        self._depth, self.fixed_statistics, best = saved["depth"], saved["fixed_statistics"], saved["best"]
         self.best = best if best and self._run.folder.best.path_of(best["step"]).exists() else {}
 
 

@@ -11,6 +11,8 @@ from peclr_dali.pipelines.arrays import AnyArray, BoolArray, IntArray
 from peclr_dali.pipelines.config import DataConfig
 
 HELD_OUT_FRAC = 0.1
+OWN_HELD_OUT = 100
+"""Least number of held-out images of a folder or a COCO file, but for more than a fifth of them."""
 
 
 _KNOWN_TO_ALL = {"part": ("training",), "split": ("all",), "box": ("center", "joints")}
@@ -36,15 +38,18 @@ def mixed_bits(numbers: AnyArray) -> AnyArray:
     return bits ^ (bits >> np.uint64(31))
 
 
-def rows_of_split(group: IntArray, split: Literal["all", "train", "val"]) -> IntArray:
+def rows_of_split(group: IntArray, split: Literal["all", "train", "val"], *, least: int = 0) -> IntArray:
     """Rows of a split, ascending. "val" has the tenth of the groups whose numbers have the smallest hashes.
 
-    `group` (N,) is the number of each sample's group; a group stays together.
+    Args:
+        group: (N,) number of the group of each sample; a group stays together.
+        least: number of groups that "val" has at least, but for more than a fifth of them.
     """
     if split == "all":
         return np.arange(len(group))
     numbers, member_of = np.unique(group, return_inverse=True)
-    kept = _smallest(numbers.astype(np.uint64) + np.uint64(1), round(len(numbers) * HELD_OUT_FRAC))[member_of]
+    count = round(max(len(numbers) * HELD_OUT_FRAC, min(len(numbers) * 0.2, least)))
+    kept = _smallest(numbers.astype(np.uint64) + np.uint64(1), count)[member_of]
     return np.flatnonzero(kept if split == "val" else ~kept)
 
 

@@ -12,7 +12,7 @@ from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.files.check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.samples.subsets import hash_of_name, refuse_key, rows_of_split
+from peclr_dali.pipelines.samples.subsets import OWN_HELD_OUT, hash_of_name, refuse_key, rows_of_split
 from peclr_dali.pipelines.sources.boxes import Entries, coco_annotations, refuse_corners, squares_around
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
@@ -87,7 +87,7 @@ def load_coco(config: DataConfig) -> Index:
     )
     looked_at = spread(len(index), 8)
     refuse_corners(file, bbox[looked_at], image_sizes_px(index.read, looked_at)[:, ::-1])
-    return index.select(sized[rows_of_split(index.groups[sized], config.split)])
+    return index.select(sized[rows_of_split(index.groups[sized], config.split, least=OWN_HELD_OUT)])
 
 
 def _numbers(place: str, entry: dict[str, Any]) -> tuple[DoubleArray, DoubleArray]:

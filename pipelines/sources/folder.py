@@ -12,7 +12,7 @@ import numpy as np
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
-from peclr_dali.pipelines.samples.subsets import hash_of_name, rows_of_split
+from peclr_dali.pipelines.samples.subsets import OWN_HELD_OUT, hash_of_name, rows_of_split
 from peclr_dali.pipelines.sources.boxes import with_boxes
 
 ENDINGS = (".png", ".jpg", ".jpeg")
@@ -67,7 +67,7 @@ def load_folder(config: DataConfig) -> Index:
     )
     if config.box != "center":
         index = with_boxes(index, Path(config.box))
-    return index.select(rows_of_split(index.groups, config.split))
+    return index.select(rows_of_split(index.groups, config.split, least=OWN_HELD_OUT))
 
 
 def _counts(files: Mapping[str, int]) -> str:

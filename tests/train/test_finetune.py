@@ -1,5 +1,6 @@
 """Whole fine-tuning runs: what they learn, what stays frozen, killed and resumed, on one process and on two."""
 
+import itertools
 import os
 import random
 import shutil
@@ -216,6 +217,37 @@ def test_a_head_is_kept_where_it_is_the_same_one(tmp_path: Path) -> None:
             start = start_pose_network(encoder, other)
             assert not start.keeps_head
             assert not torch.allclose(start.network.state_dict()["head.bias"], whole["head.bias"], atol=1e-3)
+
+
+def test_few_hands_keep_the_statistics_of_the_start_which_is_the_first_validation(
+    hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each validation is worse than the one before, and the run is interrupted once."""
+    errors_cm = itertools.count(1)
+
+    def scripted(*arguments: Any) -> tuple[dict[str, float], Poses]:
+        figures, poses = validate(*arguments)
+        return {**figures, "pa_epe_cm": next(errors_cm)}, poses
+
+    monkeypatch.setattr("peclr_dali.train.finetune.validate", scripted)
+    start = tiny_hands.untrained_run(tmp_path / "start")
+    before = load_pose_run(start).network.state_dict()
+    config = config_of(hands, tmp_path / "run", f"encoder.weights={start}", "run.keep=9")
+    folder = finetune(config)
+    folder.checkpoints.paths()[-1].unlink()
+    finetune(config, "auto")
+    assert [row["step"] for row in folder.read_validations()] == [0, 5, 10, 15]
+    assert caplog.text.count("no validation was better than the starting weights") == 2
+    best = load_pose_run(folder.root)
+    assert best.step == 0
+    assert_same_bits(best.network.state_dict(), before)
+    changed = tmp_path / "changed"
+    finetune(config_of(hands, changed, f"encoder.weights={start}", "train.batch_norm=batch"))
+    for out, kept in ((folder.root, True), (changed, False)):
+        after = final_weights(out, tiny_hands.STEPS)
+        assert not torch.equal(before["head.weight"], after["head.weight"])
+        for name in [name for name in before if "running" in name]:
+            assert torch.equal(before[name], after[name]) == kept, name
 
 
 def test_depths_stay_where_labels_are_2d_only(hands: Path, tmp_path: Path) -> None:

@@ -71,11 +71,16 @@ class FinetuneTrainConfig(StepsConfig):
     Attributes:
         frozen: do not train the encoder, nor update its running statistics; only the head is trained. The paper then
             uses `pose.head = "mlp"`.
+        batch_norm: statistics that batch norm uses in training: those of the starting weights ("fixed"), or of each
+            micro-batch ("batch"). "auto" is "fixed" if `encoder.weights` is a fine-tuned network whose head is kept
+            and there are fewer than 1,000 labelled hands, else "batch": few hands would give other running statistics,
+            and with these some poses are far off.
     """
 
     batch: Annotated[Count, Field(ge=2)] = 128
     micro_batch: Annotated[Count, Field(ge=2)] = 128
     frozen: bool = False
+    batch_norm: Literal["auto", "fixed", "batch"] = "auto"
 
 
 @dataclass(frozen=True, config=STRICT)

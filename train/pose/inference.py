@@ -1,9 +1,9 @@
 """Estimates the poses of all images of an index, from views without augmentation."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ Progress = Callable[[int, int], None]
 
 BOX_IN_VIEW = 0.7
 """Side of a box over the side of the view around it."""
+
+
+TURNS_DEG: Final = (-60.0, -20.0, 20.0, 60.0)
+"""Angles of the views whose keypoints are compared by `spread_px`."""
 
 
 class Poses(NamedTuple):
@@ -144,6 +148,16 @@ def estimate_steps(
             source_to_view_px=affine.numpy(),
             images=view.image[kept].permute(0, 2, 3, 1).cpu().numpy(),
         )
+
+
+def spread_px(turned: Sequence[Poses]) -> DoubleArray:
+    """How far apart turned views of N images have the keypoints: (N,), mean distance from their means.
+
+    In pixels of the source. What a network does not know for certain, it gives differently in each view.
+    """
+    keypoints_px = np.stack([poses.keypoints_px for poses in turned])
+    distance_px: DoubleArray = np.linalg.norm(keypoints_px - keypoints_px.mean(axis=0), axis=3)
+    return distance_px.mean(axis=(0, 2))
 
 
 def estimate_poses(

@@ -1,6 +1,7 @@
 """The `predict` command: poses in a user's own pictures."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, parse_json, regular
-from peclr_dali.pipelines.arrays import FloatArray
+from peclr_dali.pipelines.arrays import DoubleArray, FloatArray
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, refuse_among_images
 from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
@@ -19,11 +20,13 @@ from peclr_dali.pipelines.sources.boxes import squares_around
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.pose.inference import (
+    TURNS_DEG,
     Poses,
     Progress,
     canonical_loader,
     estimate_steps,
     from_view,
+    spread_px,
 )
 from peclr_dali.train.pose.labels import cameras_of
 from peclr_dali.train.pose.pictures import prediction_pictures
@@ -93,11 +96,17 @@ def predict(
     hands = replace(hands, box_px=boxes_px.astype(np.float32))
     config, wanted = replace(loaded.config, pipelines=PipelinesConfig()), iter(rows.tolist())
     try:
-        with canonical_loader(hands, rows, min(_BATCH, len(rows)), config, world) as loader:
-            for poses in estimate_steps(
-                loaded.network, loader, cameras, config, world, len(rows), keep_images=len(rows)
-            ):
-                predictions = _predictions(loaded, hands, cameras, poses, scale_m or 1.0)
+        with ExitStack() as loaders:
+            steps_of_turns = []
+            for turn_deg in (0.0, *TURNS_DEG):
+                loader = loaders.enter_context(
+                    canonical_loader(hands, rows, min(_BATCH, len(rows)), config, world, turn_deg)
+                )
+                steps_of_turns.append(
+                    estimate_steps(loaded.network, loader, cameras, config, world, len(rows), keep_images=len(rows))
+                )
+            for poses, *turned in zip(*steps_of_turns, strict=True):
+                predictions = _predictions(loaded, hands, cameras, poses, spread_px(turned), scale_m or 1.0)
                 for place, sample in enumerate(poses.samples.tolist()):
                     row = next(wanted)
                     if sample == row:
@@ -146,8 +155,10 @@ def _hands(images: Sequence[str], box_px: Sequence[float] | None, boxes: Path | 
     return Index("pictures", Path("/"), list(map(str, files)), squares, label_file="--box")
 
 
-def _predictions(run: PoseRun, hands: Index, cameras: FloatArray, poses: Poses, scale_m: float) -> list[Prediction]:
-    """The n predictions of a step, without drawings."""
+def _predictions(
+    run: PoseRun, hands: Index, cameras: FloatArray, poses: Poses, spreads_px: DoubleArray, scale_m: float
+) -> list[Prediction]:
+    """The n predictions of a step, without drawings; `spreads_px` (n,) as of `spread_px`."""
     if not np.isfinite(poses.keypoints_px).all():
         raise UserError(f"{run.path}: gives keypoints that are NaN or infinite; use another checkpoint")
     side_px = float(run.config.geometry.side_px)
@@ -161,6 +172,7 @@ def _predictions(run: PoseRun, hands: Index, cameras: FloatArray, poses: Poses, 
             box_px=edges_px[place],
             mirrored=bool(hands.mirrored[sample]),
             keypoints_px=poses.keypoints_px[place],
+            spread_px=round(float(spreads_px[place]), 3),
             joints=scale_m * poses.joints[place] if run.depth else None,
             intrinsics=cameras[sample].astype(np.float64),
         )

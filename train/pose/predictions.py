@@ -30,6 +30,7 @@ class Prediction:
         mirrored: whether the network saw the square mirrored, left for right, since it shows a left hand. The other
             values belong to the picture itself.
         keypoints_px: (K, 2) in pixels of the picture as displayed, corner-based.
+        spread_px: how far apart turned views have the keypoints, in the same pixels: the larger, the less sure.
         joints: (K, 3) in the camera's frame (x right, y down, z forward), in `Predictions.unit`; None if the network
             was trained without depths.
         intrinsics: (3, 3), as given or assumed.
@@ -40,6 +41,7 @@ class Prediction:
     box_px: DoubleArray
     mirrored: bool
     keypoints_px: DoubleArray
+    spread_px: float
     joints: DoubleArray | None
     intrinsics: DoubleArray
 

@@ -141,6 +141,20 @@ def test_keypoints_are_those_of_the_network_in_float32(tmp_path: Path, monkeypat
     np.testing.assert_allclose(found.keypoints_px, 8 * expected.keypoints_px[0].numpy(), rtol=0, atol=1e-3)
 
 
+def test_the_spread_is_that_of_four_turned_views_mapped_back(tmp_path: Path) -> None:
+    """A network that always answers with one point, a quarter of the view right of its centre."""
+    source = untrained_run(tmp_path / "run")
+    path = find_checkpoint(source, "")
+    saved = load_checkpoint(path)
+    for name in ("weight", "bias"):
+        saved["network"][f"head.{name}"].zero_()
+    saved["network"]["head.bias"][::3] = 0.25
+    write_checkpoint(path, saved["step"], saved)
+    (found,) = predict(source, [str(save_hand(tmp_path / "hand.png"))], tmp_path / "out").predictions
+    points = np.exp(1j * np.radians([-60, -20, 20, 60])) * 0.25 * (found.box_px[2] - found.box_px[0])
+    assert found.spread_px == pytest.approx(np.abs(points - points.mean()).mean(), abs=0.01)
+
+
 def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path) -> None:
     camera = tmp_path / "camera.json"
     camera.write_text(json.dumps([[500, 0, 190], [0, 510, 160], [0, 0, 1]]))
