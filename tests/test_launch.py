@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from peclr_dali.pipelines.samples.shares import micro_batch_share
 from peclr_dali.train.config.load import load_config
