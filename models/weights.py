@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import regular
 
 State = dict[str, Tensor]
 
@@ -49,7 +48,7 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
             The message has the `key` that names the file, such as "encoder.weights", and what is `expected`.
     """
     origin = f"{key} = {str(path)!r}"
-    if not path.is_file():
+    if not path.is_file() or path.resolve().is_relative_to("/proc"):
         raise UserError(f"{origin} {'is no file' if path.exists() else 'does not exist'}: expected {expected}.")
     try:
         content: Any = safetensors.torch.load_file(path) if is_safetensors(path) else _load_tensors_only(path)
@@ -70,7 +69,7 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
 
 def is_safetensors(path: Path) -> bool:
     """Whether a file begins as one of safetensors: the length of its header in 8 bytes, then JSON."""
-    with regular(path).open("rb") as file:
+    with path.open("rb") as file:
         return file.read(9)[8:] == b"{"
 
 
