@@ -227,8 +227,11 @@ def test_the_difference_of_several_runs_is_over_pairs_of_independent_runs() -> N
 
 def test_a_metric_beats_the_constants_if_it_is_better_than_all_of_them() -> None:
     constants = {"rigid_pose": {"pa_epe_cm": 1.5, "pa_auc": 0.7}, "another": {"pa_epe_cm": 1.4}}
-    values = [(1.4, "pa_epe_cm"), (1.3, "pa_epe_cm"), (0.8, "pa_auc"), (0.7, "pa_auc"), (1.0, "epe_px")]
-    assert [beats_constants(*value, constants) for value in values] == [False, True, True, False, None]
+    assert [
+        beats_constants(value, metric, constants)
+        for metric, values in (("pa_epe_cm", (1.4, 1.3)), ("pa_auc", (0.7, 0.8)), ("epe_px", (1.0,)))
+        for value in values
+    ] == [False, True, False, True, None]
 
 
 def test_groups_of_images_make_the_intervals(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -245,8 +245,9 @@ def test_the_verdict_follows_the_numbers(folder: Path) -> None:
     ]
     marks = {metric.title: cells[-1].mark for metric, cells, _ in table(better)}
     assert (marks["PA-EPE"], marks["AUC"], marks["2D EPE"]) == ("better", "better", "worse")
-    in_2d = ["epe_px"], ["epe_px"]  # both lose to a constant in 2D, which is no headline then
-    better = with_errors(folder, "tuned", "scratch", lost=in_2d, pa_epe_cm=(0, -1, 1), epe_px=(-9, -10, -8))
+    better = with_errors(  # both lose to a constant in 2D, which is no headline then
+        folder, "tuned", "scratch", lost=(["epe_px"], ["epe_px"]), pa_epe_cm=(0, -1, 1), epe_px=(-9, -10, -8)
+    )
     assert [sentence.split(",")[0] for sentence in in_words(better)] == ["By PA-EPE", "A note."]
     for ends in ((-0.2, -0.5, 0.1), (-0.2, None, None)):
         assert "cannot be told apart" in in_words(with_errors(folder, "tuned", "scratch", epe_px=ends))[0]

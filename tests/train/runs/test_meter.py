@@ -95,8 +95,9 @@ def test_steps_ten_times_slower_than_the_fastest_are_told_once(
     with loop.meter:
         for work_s in (60, 2, 3, 19, 24, 2, 24):
             loop.step(0, work_s, save_s=100 if work_s == 3 else 0)
-    told = [line for line in capsys.readouterr().err.splitlines() if "times as long" in line]
-    assert [line.split(":")[0] for line in told] == ["step 5/100  steps take 12 times as long as the fastest"]
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines() if "times as long" in line] == [
+        "step 5/100  steps take 12 times as long as the fastest"
+    ]
 
 
 class OfThree(World):
