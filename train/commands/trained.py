@@ -184,7 +184,9 @@ def predict(
         done = run_prediction(
             run, images, out, box_px=box_px, boxes=boxes, scale_m=scale_m, progress=progress, **options
         )
-    say(f"{out / PREDICTIONS}: {len(done.predictions)} poses")
+    say(f"{out / PREDICTIONS}: {len(done.predictions)} poses; a large spread_px is the sign of a poor one")
+    if "hand_photos_rn18" in str(run):
+        say("hand_photos_rn18 knows upright hands before a wall, in close boxes: networks/README.md says how well")
     if box is None:
         say("each whole picture was taken as the surroundings of a hand: give --box if it fills less than half of it")
     if done.predictions[0].joints is None:
