@@ -228,8 +228,8 @@ def test_every_command_is_accepted() -> None:
     assert len(found) > 40
     for page, (name, *words) in found:
         given = main.commands[name].make_context(name, words).params
-        placeholders = {"yours", "$seed"} & {word.partition("=")[2] for word in words}
-        if "overrides" in given and name != "evaluate" and not placeholders:
+        has_placeholder = re.search(r"yours|\$seed", " ".join(words)) is not None
+        if "overrides" in given and name != "evaluate" and not has_placeholder:
             kind: Any = FinetuneConfig if name in ("finetune", "probe") else Config
             assert load_config(kind, given["files"], given["overrides"]), page
     with pytest.raises(click.UsageError):

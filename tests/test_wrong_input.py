@@ -97,7 +97,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "submission of the training part": (
         ["evaluate", "{root}/run", "--freihand-submission", "--set", "data.part=training"],
-        ["--freihand-submission takes data.part = 'evaluation'", "leave --set data.part=... out"],
+        ["--freihand-submission takes one RUN and data.part = 'evaluation'", "leave --set data.part=... out"],
     ),
     "prediction by pre-training": (
         ["predict", "{root}/run", "{root}/images/00.jpg"],

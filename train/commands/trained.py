@@ -69,7 +69,7 @@ def evaluate(
     crop: Any,
     **options: Any,
 ) -> None:
-    """Measure a fine-tuned RUN on labelled images, or the mean of several.
+    """Measure fine-tuned runs on labelled images.
 
     \b
       python cli.py evaluate runs/finetune
