@@ -154,7 +154,7 @@ def test_joints_and_a_camera_beside_a_folder_are_the_labels_of_a_dataset(labelle
     parts = [load_index(replace(config, split=split)).paths
              for split in ("train", "val")]  # fmt: skip
     assert sorted(path for part in parts for path in part) == list(expected.paths)
-    assert [len(part) for part in parts] == [22, 2]
+    assert [len(part) for part in parts] == [19, 5]
 
 
 def camera_of_twice_the_size(text: str) -> str:
