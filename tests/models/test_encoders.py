@@ -13,6 +13,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.models import timm_encoder
 from peclr_dali.models.config import EncoderConfig
 from peclr_dali.models.encoders import build_encoder, make_encoder
+from peclr_dali.models.weights import load_strictly
 
 
 def save_resnet18(path: Path) -> dict[str, torch.Tensor]:
@@ -109,3 +110,10 @@ def test_a_network_that_stays_random_is_refused() -> None:
         pytest.raises(UserError, match=r"'timm/test_vit' is random in training, so recomputing differs"),
     ):
         make_encoder("timm/test_vit", 32)
+
+
+def test_of_many_tensors_that_do_not_fit_three_are_named() -> None:
+    other = {name: torch.ones(1) for name in "abc"}
+    expected = "a.pth does not fit linear: weight is missing, bias is missing, a is not known, and 2 more. Name another"
+    with pytest.raises(UserError, match=expected):
+        load_strictly(torch.nn.Linear(1, 1), other, origin="a.pth", model="linear")
