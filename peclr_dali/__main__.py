@@ -5,7 +5,11 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from types import FrameType
+
+_WITH_LOCK = {"__enter__", "__exit__", "_acquire_restore", "_release_save"}
+"""Functions of `threading`. An exception in the midst of them leaves a lock taken for ever, or frees it twice."""
 
 
 def run() -> None:
@@ -29,11 +33,11 @@ def run() -> None:
     from peclr_dali.train.distributed.interrupt import stop_with_torchrun
 
     if heeded:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _end)
     if "RANK" not in os.environ:  # a rank may wait in C++ for others, where no Python runs
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
-                signal.signal(number, _exit)
+                signal.signal(number, _end)
     stop_with_torchrun()
     keep_freed_memory()
     try:
@@ -43,8 +47,14 @@ def run() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _exit(number: int, frame: FrameType | None) -> None:
-    """Raise `SystemExit` on a signal, so that files, locks and processes are cleaned up as after an error."""
+def _end(number: int, frame: FrameType | None) -> None:
+    """Raise on a signal, so that files, locks and processes are cleaned up; within `_WITH_LOCK` a moment later."""
+    if frame is not None and frame.f_code.co_filename == threading.__file__ and frame.f_code.co_name in _WITH_LOCK:
+        signal.signal(signal.SIGALRM, lambda _, later: _end(number, later))
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        return
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     for child in multiprocessing.active_children():  # a pool would wait for their work
         child.terminate()
     raise SystemExit(128 + number)

@@ -7,10 +7,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from peclr_dali import __main__ as program
 from peclr_dali.cli import main
 from peclr_dali.train.runs.log import configure_logging
 from tests.command_line import refusal, run_cli
@@ -136,6 +142,21 @@ def test_ctrl_c_during_the_imports_or_pythons_end_is_silent(name: str, program: 
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert (call.returncode, call.stderr) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_waits_until_a_lock_is_free(number: int, end: type[BaseException]) -> None:
+    """An exception as soon as a condition's lock is taken would leave it taken for ever."""
+    interrupted = partial(signal.raise_signal, number)  # runs the handler in the frame of `Condition.__enter__`
+    lock = SimpleNamespace(__enter__=interrupted, __exit__=Mock(return_value=None), acquire=None, release=None)
+    before = {it: signal.signal(it, program._end) for it in (number, signal.SIGALRM)}
+    try:
+        with pytest.raises(end), threading.Condition(lock):  # type: ignore[arg-type]
+            time.sleep(60)
+    finally:
+        for it, handler in before.items():
+            signal.signal(it, handler)
+    lock.__exit__.assert_called_once()
 
 
 def test_what_torch_logs_when_its_import_is_interrupted_is_not_printed() -> None:
