@@ -6,12 +6,11 @@ The loss is alignment and uniformity (Wang and Isola 2020, arXiv 2005.10242).
 import argparse
 from pathlib import Path
 
-import cv2
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from peclr_dali.synthetic.dataset import make_dataset
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.pretrain import pretrain
@@ -32,28 +31,16 @@ def align_uniform(embeddings: Tensor) -> Tensor:
     return alignment + WEIGHT * uniformity
 
 
-def draw_shapes(folder: Path, count: int, side_px: int = 96) -> None:
-    """Pictures of a few filled polygons each."""
-    rng = np.random.default_rng(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
-        picture = np.full((side_px, side_px, 3), rng.integers(0, 256, 3), np.uint8)
-        for _ in range(5):
-            corners = rng.integers(0, side_px, (rng.integers(3, 7), 2))
-            cv2.fillPoly(picture, [corners.astype(np.int32)], rng.integers(0, 256, 3).tolist())
-        cv2.imwrite(str(folder / f"{number:04}.png"), picture)
-
-
 def main() -> None:
-    """Draw, train."""
+    """Render hands, train."""
     parser = argparse.ArgumentParser(description=__doc__)
     folders = {"data": Path(".data/own_loss"), "out": Path("runs/own_loss")}
-    for name, default in {"images": 256, "batch": 64, "epochs": 4, **folders}.items():
+    for name, default in {"poses": 64, "batch": 64, "epochs": 4, **folders}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     args = parser.parse_args()
-    draw_shapes(args.data, args.images)
+    make_dataset(args.data, poses=args.poses, seed=0)  # four images each
     settings = [
-        "data.source=folder", f"data.root={args.data}", "geometry.side_px=32", "encoder.name=resnet18",
+        f"data.root={args.data}", "geometry.side_px=32", "encoder.name=resnet18",
         "encoder.weights=random", "optim.lr=1e-3", "optim.warmup_epochs=1", f"train.batch={args.batch}",
         f"train.micro_batch={args.batch // 2}", f"train.epochs={args.epochs}", "run.log_every=1", f"run.out={args.out}",
     ]  # fmt: skip

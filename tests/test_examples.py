@@ -89,7 +89,7 @@ def test_simhands_loss_is_the_written_out_sum() -> None:
 def test_own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The encoder of such a run is reported on, exported and fine-tuned."""
     run_folder, encoder = tmp_path / "run", tmp_path / "encoder.pth"
-    arguments = f"--images 24 --batch 12 --epochs 2 --data {tmp_path / 'images'} --out {run_folder}"
+    arguments = f"--poses 6 --batch 12 --epochs 2 --data {tmp_path / 'images'} --out {run_folder}"
     printed = run("examples.own_loss", arguments, monkeypatch, capsys)
     again = run("examples.own_loss", arguments, monkeypatch, capsys)  # has finished
     rows = r"step (\d): loss (\S+) = (\S+) \+ 0.5 \* (\S+)"
