@@ -340,6 +340,8 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
         size_px = as_numbers(said)  # NaN for None
         if size_px is None:
             raise ValueError(f"width and height of an image are {str(said)[:80]}")
+        if bool in map(type, [*(entry.get("bbox") or []), *(entry.get("keypoints") or [])]):
+            raise ValueError(f"annotation {number} has true or false in place of a number")
         if not int(entry.get("iscrowd") or 0):
             yield (place, entry, file_name(images[row]["file_name"]), size_px)
 

@@ -99,10 +99,12 @@ def _numbers(place: str, entry: dict[str, Any]) -> tuple[DoubleArray, DoubleArra
         or not np.isfinite(keypoints).all()
         or bbox is None
         or bbox.shape != (4,)
+        or (bbox[2:] < 0).any()
     ):
         raise UserError(
-            f"{place}: keypoints are {str(entry.get('keypoints'))[:80]}; expected {3 * len(HAND)} finite numbers, and "
-            "4 in bbox. Mend it, remove it, or use a file with keypoints of hands alone."
+            f"{place}: keypoints are {str(entry.get('keypoints'))[:80]}, bbox {str(entry.get('bbox'))[:80]}; expected "
+            f"{3 * len(HAND)} finite numbers, and 4 in bbox: x, y, width, height. Mend it, remove it, or use a file of "
+            "hands alone."
         )
     return keypoints.reshape(len(HAND), 3), bbox
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -13,6 +14,9 @@ from peclr_dali.pipelines.sources.shards.tar_index import TarIndex
 
 _WAITS_S = (0.0, 0.2, 1.0, 3.0)
 """Seconds before each attempt to read from an address. fsspec's own attempts come on top."""
+
+PATIENCE_S = 10.0
+"""After it, a line says that a server has not answered."""
 
 T = TypeVar("T")
 
@@ -132,6 +136,8 @@ class Folder:
         return self._try(f"{self.address}/*.tar", lambda: [int(size) for size in self._system.sizes(paths)])
 
     def _try(self, place: str, read: Callable[[], T]) -> T:
+        waiting = threading.Timer(PATIENCE_S, log.warning, ("%s: no answer yet, still waiting", place))
+        waiting.start()
         try:
             return read()
         except Exception as error:  # of many libraries
@@ -140,6 +146,8 @@ class Folder:
                 "network, the credentials in the environment, and that fsspec's package for such addresses is "
                 "installed: for s3:// by \"pip install '.[s3]'\" in the checkout"
             ) from error
+        finally:
+            waiting.cancel()
 
     def ranges(self, places: Sequence[tuple[str, int, int]]) -> list[Any]:
         """Bytes at some places (file, offset and size), or the exception for each that cannot be read."""

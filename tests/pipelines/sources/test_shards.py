@@ -6,6 +6,7 @@ import os
 import shutil
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import chdir, closing
 from functools import partial
@@ -380,13 +381,23 @@ def test_a_server_that_fails_from_the_start_ends_the_run(bucket: Bucket, caplog:
     assert bucket.faults["500"] < 10
 
 
-def test_a_server_without_ranges_is_one_line_at_the_start(packed: Path) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(packed)))
+def test_a_slow_server_without_ranges_is_one_line_at_the_start_and_one_meanwhile(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Slow(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            while not caplog.messages:
+                time.sleep(0.01)
+            super().do_GET()
+
+    monkeypatch.setattr(tar_stores, "PATIENCE_S", 0.1)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Slow, directory=str(packed)))
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     with closing(server.socket), one_line(f"{address}: the server gives whole files, not ranges of them"):
         load_index(DataConfig("shards", address))
     server.shutdown()
+    assert caplog.messages[0] == f"{address}/index.npz: no answer yet, still waiting"
 
 
 def test_joined_tar_files_and_folders_are_read_and_named_where_they_are(
