@@ -1,5 +1,6 @@
 """Fine-tuning to poses, from its configuration to its last step."""
 
+import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ def finetune(config: FinetuneConfig, resume: Resume = "never", *, check: bool = 
             validator = PoseValidator(
                 run, network, state, held_out, depth=start.depth or labels.in_metres,
                 fixed_statistics=automatic or config.train.batch_norm == "fixed",
+                keeps_start=start.keeps_head and config.validation.start_share > 0,
             )  # fmt: skip
 
         bad_files = BadFiles(run, index)
@@ -140,6 +142,7 @@ class PoseValidator:
         held_out: images and their labels; None: there is no validation.
         depth: whether the network has seen 3D labels, or will see them.
         fixed_statistics: as the attribute, for a run that is not resumed.
+        keeps_start: whether the network's weights of now have a share in what is validated; also only if not resumed.
 
     Attributes:
         best: step and metrics of the best validation so far; empty before the first.
@@ -155,6 +158,7 @@ class PoseValidator:
         *,
         depth: bool,
         fixed_statistics: bool,
+        keeps_start: bool,
     ) -> None:
         self._run, self._network, self._state, self._held_out, self._depth = run, network, state, held_out, depth
         steps_per_epoch = state.total_steps // run.config.train.epochs
@@ -164,6 +168,8 @@ class PoseValidator:
         self._constants = {key: known[of][metric] for key, (of, metric) in constants.items() if of in known}
         self.best: dict[str, Any] = {}
         self.fixed_statistics = fixed_statistics
+        numbers = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
+        self._start = copy.deepcopy(numbers) if keeps_start else {}
 
     def set_train_mode(self) -> None:
         """Set train mode; a frozen encoder, and a batch norm with fixed statistics, stay in eval mode."""
@@ -183,7 +189,8 @@ class PoseValidator:
         assert self._held_out is not None  # else it should not
         index, labels = self._held_out
         config, world = self._run.config, self._run.world
-        figures, poses = validate(self._network, index, labels, config, world)
+        network = self._with_start()
+        figures, poses = validate(network, index, labels, config, world)
         self.set_train_mode()
         row = {"step": step, **figures, **self._constants}
         better = not self.best or best_of([self.best, row]) is row
@@ -191,14 +198,23 @@ class PoseValidator:
             self.best = row
             with on_all_ranks(world):
                 if world.is_main:
-                    saved = {"validation": row, "network": self._network.state_dict(), "depth": self._depth}
+                    saved = {"validation": row, "network": network.state_dict(), "depth": self._depth}
                     self._run.folder.best.save(self._state.steps_done, {"config": to_dict(config), **saved})
                     save_predictions(self._run.folder.predictions_picture, poses, labels)
         return row
 
+    def _with_start(self) -> PoseNetwork:
+        """The network between its starting weights and the present ones; itself if these count alone."""
+        network = copy.deepcopy(self._network) if self._start else self._network
+        present = network.state_dict()
+        for name, tensor in self._start.items():
+            present[name].lerp_(tensor.to(present[name].device), self._run.config.validation.start_share)
+        return network
+
     def state_dict(self) -> dict[str, Any]:
-        """The best validation, whether the network has seen 3D labels, and what batch norm uses."""
-        return {"best": self.best, "depth": self._depth, "fixed_statistics": self.fixed_statistics}
+        """The best validation, whether the network has seen 3D labels, what batch norm uses, the weights to keep."""
+        kept = {"fixed_statistics": self.fixed_statistics, "start": self._start}
+        return {"best": self.best, "depth": self._depth, **kept}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the best validation too, if the run still has its network.
@@ -206,7 +222,8 @@ class PoseValidator:
         A later validation may have been better and have replaced it, after the checkpoint that is restored; the run
         then removes that network, since its steps are repeated.
         """
-        self._depth, self.fixed_statistics, best = saved["depth"], saved["fixed_statistics"], saved["best"]
+        self._depth, self.fixed_statistics = saved["depth"], saved["fixed_statistics"]
+        self._start, best = saved["start"], saved["best"]
         self.best = best if best and self._run.folder.best.path_of(best["step"]).exists() else {}
 
 

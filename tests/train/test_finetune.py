@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,26 @@ def test_few_hands_keep_the_statistics_of_the_start_which_is_the_first_validatio
         assert not torch.equal(before["head.weight"], after["head.weight"])
         for name in [name for name in before if "running" in name]:
             assert torch.equal(before[name], after[name]) == kept, name
+
+
+def test_a_share_of_the_starting_weights_is_in_what_is_validated(
+    hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after an interruption; a network with a new head is validated as it is."""
+    monkeypatch.setattr("peclr_dali.train.finetune.best_of", itemgetter(-1))
+    start = tiny_hands.untrained_run(tmp_path / "start")
+    before = load_pose_run(start).network.state_dict()
+    keys = ("validation.start_share=0.75", "train.epochs=1", "run.checkpoint_every=2", "optim.lr=0.01")
+    for head, kept in (("auto", 0.75), ("random", 0.0)):
+        out = tmp_path / head
+        config = config_of(hands, out, f"encoder.weights={start}", f"pose.weights={head}", *keys)
+        finetune(config).checkpoints.paths()[-1].unlink()
+        finetune(config, "auto")
+        after, best = final_weights(out, 5), load_pose_run(out)
+        assert best.step == 5
+        for name, tensor in best.network.state_dict().items():
+            expected = after[name].double().lerp(before[name].double(), kept)
+            torch.testing.assert_close(tensor.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_depths_stay_where_labels_are_2d_only(hands: Path, tmp_path: Path) -> None:

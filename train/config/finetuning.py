@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from peclr_dali.bounds import STRICT, Count, Epochs, NotNegative, Positive
+from peclr_dali.bounds import STRICT, Count, Epochs, Fraction, NotNegative, Positive
 from peclr_dali.models.config import EncoderConfig, PoseConfig
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig
 from peclr_dali.pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
@@ -90,10 +90,14 @@ class ValidationConfig:
     Attributes:
         every_epochs: epochs between two validations. The last step always validates. 0: never validate.
         batch: images in one step of validation, over all ranks.
+        start_share: what is validated, and kept as best, is this share of the starting weights and the rest of the
+            present ones, if `encoder.weights` is a fine-tuned network whose head is kept. Half of each changes few of
+            the poses that the network knows (Wortsman et al. 2022, arXiv 2109.01903).
     """
 
     every_epochs: Epochs = 1.0
     batch: Count = 128
+    start_share: Fraction = 0.0
 
 
 @dataclass(frozen=True, config=STRICT)
