@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from matplotlib.figure import Figure
 from pydantic import TypeAdapter
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -38,8 +37,7 @@ def read_network(source: Path) -> tuple[Config | FinetuneConfig, Encoder]:
     """The configuration and the encoder of a run (its folder or a checkpoint)."""
     path = find_checkpoint(source, "the folder of a run, or a checkpoint")
     saved = load_checkpoint(path)
-    kind: Any = FinetuneConfig if "pose" in saved["config"] else Config
-    config = TypeAdapter(kind).validate_python(saved["config"])
+    config = TypeAdapter[Any](FinetuneConfig if "pose" in saved["config"] else Config).validate_python(saved["config"])
     return config, trained_encoder(saved, str(path), config)
 
 
@@ -58,37 +56,21 @@ def by_people(features: npt.NDArray[np.float32], table: Table) -> dict[int, floa
     found = {}
     for count in (count for count in PEOPLE if count < len(everybody)):
         rng = np.random.default_rng(count)  # the same people for every encoder
-        draws = [rng.choice(everybody, count, replace=False) for _ in range(DRAWS)]
-        found[count] = float(np.mean([accuracy(features, table, people) for people in draws]))
+        found[count] = float(
+            np.mean([accuracy(features, table, rng.choice(everybody, count, replace=False)) for _ in range(DRAWS)])
+        )
     return {**found, len(everybody): accuracy(features, table, everybody)}
 
 
-def draw(file: Path, results: dict[str, dict[int, float]]) -> None:
-    """Draw the accuracy over the number of people with labels."""
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for name, found in results.items():
-        axes.plot(list(found), [100 * share for share in found.values()], "o-", label=name)
-    axes.set(xscale="log", ylim=(0, 100), xlabel="people whose photographs have labels", ylabel="digits told right [%]")
-    axes.set_xticks(list(found), [str(count) for count in found])
-    axes.minorticks_off()
-    axes.grid(color="0.92")
-    axes.legend(frameon=False, loc="lower right")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
-
-
 def main() -> None:
-    """Compute features, fit classifiers, print a table, draw a figure."""
+    """Compute features, fit classifiers, print the accuracy of each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="+", type=Path, help="folders of runs, or checkpoints")
-    parser.add_argument("--images", type=Path, default=Path(".data/sign_digits/images"))
-    parser.add_argument("--boxes", type=Path, default=Path(".data/sign_digits/boxes.csv"))
-    parser.add_argument("--labels", type=Path, default=Path(".data/sign_digits/fold_0/labels.csv"))
-    parser.add_argument("--out", type=Path, default=Path("runs/digits.png"))
+    parser.add_argument("--root", type=Path, default=Path(".data/sign_digits"), help="with images and boxes.csv")
+    parser.add_argument("--fold", type=int, default=0, help="whose people are held out")
     args = parser.parse_args()
-    index = load_index(DataConfig("folder", str(args.images), box=str(args.boxes)))
-    with args.labels.open(newline="") as file:
+    index = load_index(DataConfig("folder", f"{args.root}/images", box=f"{args.root}/boxes.csv"))
+    with Path(args.root, f"fold_{args.fold}", "labels.csv").open(newline="") as file:
         lines = {line["file"]: line for line in csv.DictReader(file)}
     table = {name: np.array([lines[image][name] for image in index.paths]) for name in ("label", "person", "part")}
     networks: dict[str, tuple[Any, Encoder | None]] = {str(path): read_network(path) for path in args.networks}
@@ -96,13 +78,11 @@ def main() -> None:
     torch.manual_seed(0)
     networks["untrained encoder"] = first, make_encoder(first.encoder.name, first.geometry.side_px).eval()
     networks["raw pixels"] = first, None
-    results = {}
     for name, (config, encoder) in networks.items():
         places, features, _ = features_of_rows(encoder, index, np.arange(len(index)), config, lambda *_: None)
         assert len(places) == len(index), f"{len(index) - len(places)} photographs cannot be read"
-        results[name] = by_people(features, table)
-        print(f"{name}: " + ", ".join(f"{share:.1%} ({count} people)" for count, share in results[name].items()))
-    draw(args.out, results)
+        shares = by_people(features, table).items()
+        print(f"{name}: {', '.join(f'{share:.1%} ({count} people)' for count, share in shares)}")
 
 
 if __name__ == "__main__":

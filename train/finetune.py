@@ -168,8 +168,11 @@ class PoseValidator:
         self._constants = {key: known[of][metric] for key, (of, metric) in constants.items() if of in known}
         self.best: dict[str, Any] = {}
         self.fixed_statistics = fixed_statistics
-        numbers = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
-        self._start = copy.deepcopy(numbers) if keeps_start else {}
+        self._start = {
+            name: tensor.clone()
+            for name, tensor in network.state_dict().items()
+            if keeps_start and tensor.is_floating_point()
+        }
 
     def set_train_mode(self) -> None:
         """Set train mode; a frozen encoder, and a batch norm with fixed statistics, stay in eval mode."""
