@@ -26,7 +26,8 @@ ENCODERS = {
 """Name of an encoder, or of a family up to its slash -> "module:class" of its `Encoder`, imported when it is built."""
 
 WEIGHTS_EXPECTED = (
-    'the weights of a torchvision ResNet or a model of timm (.pth or .safetensors), "imagenet" or "random"'
+    'the weights of a torchvision ResNet or a model of timm (.pth or .safetensors), "imagenet", "random", or a run\'s '
+    "folder to fine-tune"
 )
 
 

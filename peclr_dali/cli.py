@@ -61,7 +61,10 @@ def failures() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("peclr_dali"):
             raise
-        remedy = "\"pip install '.[all]'\" installs what all commands need, or use .venv/bin/python of 'make setup'"
+        remedy = (
+            "\"pip install '.[all]' torch==X\", with the torch that you have, installs what all commands need, or use "
+            ".venv/bin/python of 'make setup'"
+        )
         fail(f"error: {error}. In the checkout, {remedy}")
     except OSError as error:
         if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):

@@ -68,11 +68,15 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     # Sizes.
     "fewer images than a batch": (
         pretrain("train.batch=16"),
-        ["{root}/images has 12 images", "train.batch = 16", "use more images, or --set train.batch=12"],
+        [
+            "{root}/images has 12 images",
+            "train.batch = 16",
+            "use more images, a larger data.label_fraction, or --set train.batch=12",
+        ],
     ),
     "the paper's batch on few images": (
         pretrain("train.batch=2048", "train.micro_batch=128"),
-        ["fewer than train.batch = 2048: use more images, or --set train.batch=12 --set train.micro_batch=12"],
+        ["fewer than train.batch = 2048: use more images, a larger data.label_fraction, or --set train.batch=12 --set"],
     ),
     # The machine.
     "no GPU": (pretrain("train.device=cuda"), ['train.device = "cuda"', "no GPU here", '"cpu"']),

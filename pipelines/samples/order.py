@@ -230,7 +230,8 @@ def steps_per_epoch(
         if fitting < micro_batch:
             keys += f" {option}micro_batch={fitting}"
         raise UserError(
-            f"{index.root} has {len(index)} images, fewer than {table}batch = {batch}: use more images, or {keys}"
+            f"{index.root} has {len(index)} images, fewer than {table}batch = {batch}: use more images, a "
+            f"larger data.label_fraction, or {keys}"
         )
     return steps
 

@@ -151,7 +151,10 @@ def of_pretraining(runs: Sequence[Run]) -> list[str]:
 
 def in_words(measured: Measured) -> list[str]:
     """The errors in 3D and 2D of the only run, or the difference of the two; and where constants are no worse."""
-    names = [f"“{run.name}”" for run in measured.runs]
+    names = [
+        f"“{run.name}”{f' and {more} more' if (more := len(result['checkpoints']) - 1) else ''}"
+        for run, result in zip(measured.runs, measured.results, strict=True)
+    ]
     sentences = []
     lost = measured.comparison.get("lost", ())
     for metric, cells, _ in table(measured):

@@ -111,7 +111,8 @@ def load_batches(run: AnyRun, index: Index, state: TrainState, quarantine: Quara
         )  # fmt: skip
     hands, images = len(index), len(set(index.paths))
     log.info(
-        "%s, %d steps per epoch, %s on %s, %s",
+        "%s from %s: %s, %d steps per epoch, %s on %s, %s",
+        *(config.encoder.name, config.encoder.weights),
         f"{images} images" if hands == images else f"{hands} hands in {images} images",
         *(state.total_steps // train.epochs, loader.settings.described),
         *(world.device, resolve_precision(config, world.device)),

@@ -228,7 +228,8 @@ def with_errors(
     `lost` are the metrics in which the runs are no better than a constant, and those in which both are.
     """
     figures = {name: dict(zip(("value", "low", "high"), three, strict=True)) for name, three in ends.items()}
-    results = [{"metrics": figures, "constants": constants or {}, "lost_to_constants": lost[0]}] * len(runs)
+    shared = {"metrics": figures, "constants": constants or {}, "lost_to_constants": lost[0]}
+    results: list[dict[str, Any]] = [{**shared, "checkpoints": [run]} for run in runs]
     comparison = {"difference": figures, "lost": lost[1], "notes": ["A note."]} if len(runs) > 1 else {}
     return Measured(read_runs([folder / run for run in runs]), results, comparison)
 
@@ -249,6 +250,8 @@ def test_the_verdict_follows_the_numbers(folder: Path) -> None:
         folder, "tuned", "scratch", lost=(["epe_px"], ["epe_px"]), pa_epe_cm=(0, -1, 1), epe_px=(-9, -10, -8)
     )
     assert [sentence.split(",")[0] for sentence in in_words(better)] == ["By PA-EPE", "A note."]
+    better.results[0]["checkpoints"].extend(["another", "a third"])
+    assert in_words(better)[0].startswith("By PA-EPE, “tuned” and 2 more cannot be told apart from “scratch”")
     for ends in ((-0.2, -0.5, 0.1), (-0.2, None, None)):
         assert "cannot be told apart" in in_words(with_errors(folder, "tuned", "scratch", epe_px=ends))[0]
 
