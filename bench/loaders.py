@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from peclr_dali.bench.measure import Progress, Rounds, Start, measure_in_rounds
-from peclr_dali.bench.peers import dali_plain, opencv, torchvision
+from peclr_dali.bench.peers import dali_plain, opencv
 from peclr_dali.bench.peers.workers import Files, in_workers
 from peclr_dali.bench.rows import Row, describe_machine, markdown
 from peclr_dali.errors import UserError
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 PEERS: dict[str, Callable[[Files, int, int], Iterable[Any]]] = {
     "OpenCV + DataLoader": partial(in_workers, opencv.make_batch_as_authors),
     "OpenCV + DataLoader, tuned": partial(in_workers, opencv.make_batch),
-    "torchvision v2 + DataLoader": partial(in_workers, torchvision.make_batch),
     "DALI, plain": dali_plain.batches,
 }
 """Functions of files, threads or processes, and images in a batch, which make batches without end."""

@@ -169,8 +169,8 @@ def main() -> None:
     if args.out.suffix.lower() != ".csv":
         parser.error(f"{args.out}: expected a name that ends in .csv, as data.box reads it")
     crops = args.crops / "crops.csv" if args.crops else None
-    if crops and (crops.exists() or crops.resolve().is_relative_to(args.images.resolve())):
-        parser.error(f"--crops {args.crops}: expected a folder without crops.csv, outside {args.images}. Name another")
+    if crops and crops.resolve().is_relative_to(args.images.resolve()):
+        parser.error(f"--crops {args.crops}: expected a folder outside {args.images}. Name another")
     files = files_under(args.images)
     names = [name for name in files if name.lower().endswith(ENDINGS)]
     if not names:
@@ -201,6 +201,8 @@ def main() -> None:
         "look at them: 'cli.py views' draws what training sees; it mirrors left hands"
     )
     if crops is not None:
+        if crops.exists():
+            parser.error(f"{args.out} is complete, but {crops} is there already. Name another folder for --crops")
         hands = [row for row in rows if row[5].strip() in ("left", "right")]
         with ThreadPoolExecutor(args.jobs) as pool:
             cut = [*tqdm(pool.map(partial(cut_hand, args.images, args.crops), hands), total=len(hands), disable=None)]

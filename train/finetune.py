@@ -95,6 +95,10 @@ def finetune(config: FinetuneConfig, resume: Resume = "never", *, check: bool = 
         log.info("%s encoder %s, %d labelled hands, %s held out", trained, encoder, labelled, held_out_count)
         if validator.fixed_statistics:
             log.info("batch norm's statistics stay those of the starting weights (train.batch_norm)")
+        if run.checkpoint is None and config.validation.start_share > 0 and not (start.keeps_head and held_out):
+            log.warning(
+                "validation.start_share needs a head that was trained, and held-out images: without, it does nothing"
+            )
         validator.set_train_mode()
         if check:
             check_first_step(run, state, step, loader)

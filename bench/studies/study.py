@@ -26,7 +26,7 @@ from peclr_dali.train.config.pretraining import Config
 from peclr_dali.train.distributed.interrupt import Interrupted
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation.equivariance_maps import equivariance_maps
-from peclr_dali.train.evaluation.errors import evaluation_config, evaluation_constants, measure, trial_of
+from peclr_dali.train.evaluation.errors import evaluation_config, evaluation_constants, measure, trials_of
 from peclr_dali.train.finetune import finetune
 from peclr_dali.train.pose.inference import estimate_poses
 from peclr_dali.train.pose.labels import labels_to_learn
@@ -206,7 +206,7 @@ def compare(claim: Claim, better: Sequence[Network], than: Sequence[Network]) ->
     metric = claim.metric
     ours, theirs = ([network.measured() for network in arm] for arm in (better, than))
     tables = [first[metric] - second[metric] for first, second in zip(ours, theirs, strict=True)]
-    trials = [trial_of(first.config, second.config) for first, second in zip(better, than, strict=True)]
+    trials = trials_of((first.config, second.config) for first, second in zip(better, than, strict=True))
     mean, low, high = interval_over_runs(tables, trials, ours[0]["groups"])
     levels = [float(np.mean([metric_of(errors[metric]) for errors in arm])) for arm in (ours, theirs)]
     beats = [beats_constants(level, metric, measure_constants(better[0].on)["constants"]) for level in levels]

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from typing import Literal
 
 import numpy as np
@@ -26,8 +27,9 @@ def refuse_key(config: DataConfig, key: Literal["part", "split", "box"], why: st
 
 
 def hash_of_name(name: str) -> int:
-    """A hash of a name, 63 bits."""
-    return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=8).digest(), "big") >> 1
+    """A hash of a name, 63 bits; crops of one frame have that of the frame, as tools/find_boxes.py names them."""
+    frame = re.sub(r"(\.\w+)_[-.\d]+_[-.\d]+\.jpg$", r"\1", name)
+    return int.from_bytes(hashlib.blake2b(os.fsencode(frame), digest_size=8).digest(), "big") >> 1
 
 
 def mixed_bits(numbers: AnyArray) -> AnyArray:

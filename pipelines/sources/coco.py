@@ -1,5 +1,6 @@
 """Keypoints of hands in COCO's JSON format."""
 
+import logging
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from peclr_dali.pipelines.samples.subsets import OWN_HELD_OUT, hash_of_name, ref
 from peclr_dali.pipelines.sources.boxes import Entries, coco_annotations, refuse_corners, squares_around
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
+
+log = logging.getLogger(__name__)
 
 ANNOTATIONS = "annotations.json"
 """The file to read if `data.annotations` is not set."""
@@ -56,6 +59,8 @@ def load_coco(config: DataConfig) -> Index:
         content = parse_json(path.read_bytes())
         hands = [category for category in content["categories"] if category.get("keypoints")]
         orders = _orders_of_keypoints(file, [category["keypoints"] for category in hands])
+        if len(hands) > 1 and not any("left" in str(category.get("name")).lower() for category in hands):
+            log.warning("%s: none of its %d categories of hands is named left: all are right hands", file, len(hands))
         listed = Entries([category.get("id") for category in hands], file, "categories of hands")
         for place, entry, name, size_px in coco_annotations(file, content):
             keypoints, bbox = _numbers(place, entry)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from peclr_dali.bench.peers import dali_plain, opencv, torchvision, workers
+from peclr_dali.bench.peers import dali_plain, opencv, workers
 from peclr_dali.bench.peers.workers import Draws, Files
 from peclr_dali.pipelines.views.augmentation import ColourConfig, GeometryConfig
 from tests.pipelines.harness import smooth_image
@@ -43,22 +43,20 @@ def test_every_sample_once_an_epoch() -> None:
 
 def first_view(peer: str, files: Files, draws: Draws, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """(3, S, S) float32 in levels of 255: a peer's view of the picture."""
-    if peer in ("dali_plain", "torchvision"):
-        draws = draws._replace(hue=0.0)  # which is added
     if peer == "dali_plain":
+        draws = draws._replace(hue=0.0)  # which is added
         monkeypatch.setattr(dali_plain, "RANGES", Draws(*((value, value + 1e-6) for value in draws)))
         return unnormalised(torch.from_numpy(np.asarray(next(dali_plain.batches(files, 1, 2))[0][0])))
-    module = {"opencv": opencv, "torchvision": torchvision}[peer.partition("_")[0]]
-    monkeypatch.setattr(module, "draw", lambda *shape: Draws(*(np.full(shape, value) for value in draws)))
+    monkeypatch.setattr(opencv, "draw", lambda *shape: Draws(*(np.full(shape, value) for value in draws)))
     if peer == "opencv_authors":
         first, matrices_px, _, _ = opencv.make_batch_as_authors(files, [0, 1])
         corners = torch.tensor([[85.0, 115, 100], [60, 60, 90], [1, 1, 1]])
         exact_px = torch.from_numpy(opencv.opencv_matrices(files.boxes_px[0], draws, VIEW_PX)).float()
         assert (matrices_px[0] @ corners - exact_px @ corners).abs().max() < 3  # the crop has whole pixels
         return unnormalised(first[0])
-    made = module.make_batch(files, [0, 1])
+    made = opencv.make_batch(files, [0, 1])
     assert made.shape == (2, 2, 3, VIEW_PX, VIEW_PX)
-    assert made.is_shared()  # as the worker filled it
+    assert made.is_shared()  # type: ignore[no-untyped-call]  # as the worker filled it
     assert made[0].is_contiguous(memory_format=torch.channels_last)
     view: torch.Tensor = made[0, 0].float()
     return view
@@ -74,7 +72,6 @@ def unnormalised(view: torch.Tensor) -> torch.Tensor:
     ("peer", "draws", "levels"),
     [
         ("opencv_authors", JITTERED, 3),  # its crop has whole pixels
-        ("torchvision", TURNED, 1.5),  # it resamples twice
         ("dali_plain", TURNED, 1),
     ],
 )

@@ -252,14 +252,14 @@ def test_few_hands_keep_the_statistics_of_the_start_which_is_the_first_validatio
 
 
 def test_a_share_of_the_starting_weights_is_in_what_is_validated(
-    hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also after an interruption; a network with a new head is validated as it is."""
+    """Also after an interruption; a network with a new head is validated as it is, and a line says so once."""
     monkeypatch.setattr("peclr_dali.train.finetune.best_of", itemgetter(-1))
     start = tiny_hands.untrained_run(tmp_path / "start")
     before = load_pose_run(start).network.state_dict()
-    keys = ("validation.start_share=0.75", "train.epochs=1", "run.checkpoint_every=2", "optim.lr=0.01")
-    for head, kept in (("auto", 0.75), ("random", 0.0)):
+    keys = ("validation.start_share=0.7", "train.epochs=1", "run.checkpoint_every=2", "optim.lr=0.01")
+    for head, kept in (("auto", 0.7), ("random", 0.0)):
         out = tmp_path / head
         config = config_of(hands, out, f"encoder.weights={start}", f"pose.weights={head}", *keys)
         finetune(config).checkpoints.paths()[-1].unlink()
@@ -269,6 +269,7 @@ def test_a_share_of_the_starting_weights_is_in_what_is_validated(
         for name, tensor in best.network.state_dict().items():
             expected = after[name].double().lerp(before[name].double(), kept)
             torch.testing.assert_close(tensor.double(), expected, rtol=1e-5, atol=1e-6)
+        assert caplog.text.count("validation.start_share needs a head") == (head == "random")
 
 
 def test_depths_stay_where_labels_are_2d_only(hands: Path, tmp_path: Path) -> None:

@@ -4,15 +4,17 @@ The constants are fitted to the labels that are measured, which favours them. A 
 learnt nothing from the pictures.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
+from scipy.sparse.csgraph import connected_components
 
 from peclr_dali.errors import UserError
+from peclr_dali.parsing import or_shipped
 from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, IntArray
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index
@@ -35,6 +37,7 @@ from peclr_dali.train.pose.metrics import (
     relative_pixel_errors,
 )
 from peclr_dali.train.pose.pose_run import PoseRun
+from peclr_dali.train.runs.checkpoint import BEST, CHECKPOINTS
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Evaluation:
         if len(self.several) < 2:
             return confidence_intervals(differences, groups=self.index.group)
         pairs = list(zip(self.several, other.several, strict=True))
-        trials = [trial_of(one.run.config, another.run.config) for one, another in pairs]
+        trials = trials_of((one.run.config, another.run.config) for one, another in pairs)
         return {
             name: interval_over_runs(
                 [one.errors.tables[name] - another.errors.tables[name] for one, another in pairs],
@@ -113,10 +116,22 @@ def require_pairs(ours: Sequence[PoseRun], theirs: Sequence[PoseRun]) -> None:
         )
 
 
-def trial_of(*configs: FinetuneConfig) -> Hashable:
-    """What a pair of runs may have in common with others: a pre-training that one starts from; else the seed."""
-    starts = [config.encoder.weights for config in configs if config.encoder.weights not in ("random", "imagenet")]
-    return [*starts, configs[0].run.seed][0]
+def trials_of(pairs: Iterable[Sequence[FinetuneConfig]]) -> list[int]:
+    """The number of each pair's trial: pairs belong to one if a run of both starts from the same weights.
+
+    Each pair whose runs start from random weights, or ImageNet's, is a trial of its own.
+    """
+    starts = [{_start_of(config) for config in pair} - {None} for pair in pairs]
+    common = np.array([[len(one & another) for one in starts] for another in starts])
+    return [int(number) for number in connected_components(common)[1]]
+
+
+def _start_of(config: FinetuneConfig) -> Path | None:
+    """The file of weights, or the run's folder, from which a run starts; None: random weights or ImageNet's."""
+    if config.encoder.weights in ("random", "imagenet"):
+        return None
+    path = or_shipped(Path(config.encoder.weights), ".safetensors").resolve()
+    return path.parent.parent if path.parent.name in (CHECKPOINTS, BEST) else path
 
 
 def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[str]) -> FinetuneConfig:

@@ -24,7 +24,7 @@ LEAST_GROUPS: Final = 3
 """Smallest number of groups for a confidence interval."""
 LEAST_EQUAL_GROUPS: Final = 2.0
 """Smallest number of groups of one size that have to tell as much (see `equal_groups`), for a confidence interval."""
-NO_INTERVAL: Final = "no interval: too few or too unequal groups"
+NO_INTERVAL: Final = "no interval: too few or too unequal groups, or one pre-training"
 _EPSILON: Final = 1e-8  # added to divisors, as in FreiHAND's script
 
 

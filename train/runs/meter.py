@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Generic, Protocol, TypeVar
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
 from peclr_dali.pipelines.batch import Batch
@@ -168,7 +168,7 @@ class RunLog:
         self._fastest, self._told_slow = 0.0, False  # images/s of the fastest row; whether a slow one was told
         columns = (
             TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(elapsed_when_finished=False),
+            TimeElapsedColumn(),
         )  # fmt: skip
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._progress.add_task("steps", total=self._total, completed=state.steps_done, status="")
@@ -192,14 +192,14 @@ class RunLog:
         """
         self._metrics.write(json.dumps(row) + "\n")
         self._plot(row)
+        minutes, seconds = divmod(round(row["eta_s"]), 60)
         status = (
             f"epoch {row['epoch']:.1f}  loss {row['loss']:.3f}  lr {row['lr']:.2e}  "
-            f"{row['images_per_s']:.0f} images/s  waited {row['wait_share']:.1%}"
+            f"{row['images_per_s']:.0f} images/s  waited {row['wait_share']:.1%}  ETA {minutes}:{seconds:02}"
         )
         self._progress.update(self._task, status=status)
         if not console.is_terminal:
-            minutes, seconds = divmod(round(row["eta_s"]), 60)
-            print_line(f"step {row['step']}/{self._total}  {status}  ETA {minutes}:{seconds:02}")
+            print_line(f"step {row['step']}/{self._total}  {status}")
         images_per_s = row["images_per_s"] / max(1 - row["checkpoint_share"], 1e-3)  # without waiting for checkpoints
         self._fastest = max(self._fastest, images_per_s)
         if images_per_s < self._fastest / 10 and not self._told_slow:

@@ -77,8 +77,8 @@ class RemoteTars(Store):
             if errors and not self._has_failed:
                 self._has_failed = True
                 log.warning(
-                    "%s: an image cannot be read (%s); it is asked for %d times more within %g s, as are later ones",
-                    self._folder.address, errors[0], len(_WAITS_S) - 1, sum(_WAITS_S),
+                    "%s: an image cannot be read (%s); it is asked for %d times more, as are later ones",
+                    self._folder.address, errors[0], len(_WAITS_S) - 1,
                 )  # fmt: skip
             left = [row for row in left if isinstance(read[row], OSError)]
         if errors and not self._has_read:
@@ -155,6 +155,8 @@ class Folder:
         ends = [start + size for start, size in zip(starts, sizes, strict=True)]
         paths = [f"{self._path}/{name}" for name in names]
         try:
-            return list(self._system.cat_ranges(paths, list(starts), ends, on_error="return"))
-        except Exception as error:  # of the connection, before a single answer
-            return [error] * len(paths)
+            return self._try(
+                self.address, lambda: list(self._system.cat_ranges(paths, list(starts), ends, on_error="return"))
+            )
+        except UserError as error:  # of the connection, before a single answer
+            return [error.__cause__] * len(paths)

@@ -137,7 +137,9 @@ def test_names_are_those_of_anatomy_or_ours_and_of_any_form_of_unicode(root: Pat
     assert index.path(3).is_file()
 
 
-def test_categories_have_orders_and_names_of_their_own_and_left_hands_are_mirrored(root: Path) -> None:
+def test_categories_have_orders_and_names_of_their_own_and_left_hands_are_mirrored(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As CVAT exports two skeletons; one with MMPose's names here, in any order, beside a category without any."""
     expected = load_coco(DataConfig("coco", str(root))).tables["keypoints_px"]
     fingers = ("Thumb", "Forefinger", "Middle_finger", "Ring_finger", "Pinky_finger")
@@ -155,6 +157,11 @@ def test_categories_have_orders_and_names_of_their_own_and_left_hands_are_mirror
     index = load_coco(DataConfig("coco", str(root)))
     np.testing.assert_array_equal(index.tables["keypoints_px"][5:], expected[5:, np.argsort(order)])
     assert index.mirrored.tolist() == [True] * 5 + [False] * 15
+    assert not caplog.messages
+    content["categories"][0]["name"] = "hand_L"
+    (root / ANNOTATIONS).write_text(json.dumps(content))
+    assert not load_coco(DataConfig("coco", str(root))).mirrored.any()
+    assert "none of its 2 categories of hands is named left: all are right hands" in caplog.text
     changed(root, category_id=2)
     assert_refused(DataConfig("coco", str(root)), "annotation 0: none of the 2 categories of hands has the id '2'")
 
