@@ -41,7 +41,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("case", OUTPUTS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case == "export --onnx")) for case in OUTPUTS]
+)
 def test_a_file_of_somebody_else_stays_unless_force(
     case: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,7 +63,7 @@ SMALL = ["train.batch=12", "train.micro_batch=4", "train.device=cpu", "encoder.w
 @pytest.mark.parametrize(
     ("files", "settings"),
     [
-        ((), [*TINY, "train.precision=fp32", "train.recompute=always"]),
+        pytest.param((), [*TINY, "train.precision=fp32", "train.recompute=always"], marks=pytest.mark.slow),
         ((), [*TINY, "train.precision=bf16", "train.recompute=auto"]),
         pytest.param(LARGE_CARD, [*SMALL, "train.precision=bf16"], marks=pytest.mark.slow),  # traces a ResNet-50
     ],
