@@ -62,10 +62,12 @@ class NTXent(AnchorLoss):
 
         Raises:
             TypeError: the embeddings are no tensor of floats.
-            ValueError: the embeddings are not (2, N, D), or `rows` is no part of 0..N-1.
+            ValueError: the embeddings are not (2, N, D) with N > 1, or `rows` is no part of 0..N-1.
         """
         require_floats("embeddings", embeddings, (2, "N", "D"))
         _, samples, dim = embeddings.shape
+        if samples < 2:
+            raise ValueError("embeddings of one sample have no negatives: expected two samples or more")
         if rows != range(samples)[rows.start : rows.stop]:
             raise ValueError(f"rows = {rows!r}: expected consecutive samples within {range(samples)}")
         with torch.autocast(embeddings.device.type, enabled=False):
