@@ -66,10 +66,8 @@ class NTXent(AnchorLoss):
         """
         require_floats("embeddings", embeddings, (2, "N", "D"))
         _, samples, dim = embeddings.shape
-        if samples < 2:
-            raise ValueError("embeddings of one sample have no negatives: expected two samples or more")
-        if rows != range(samples)[rows.start : rows.stop]:
-            raise ValueError(f"rows = {rows!r}: expected consecutive samples within {range(samples)}")
+        if samples < 2 or rows != range(samples)[rows.start : rows.stop]:  # one sample has no negatives
+            raise ValueError(f"rows = {rows!r} of {samples} samples: expected consecutive ones of two samples or more")
         with torch.autocast(embeddings.device.type, enabled=False):
             exact = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
             unit = F.normalize(exact, dim=2).reshape(-1, dim)  # (2N, D)

@@ -143,12 +143,13 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
                 start = opened.seek(at)
                 tar = tarfile.TarFile(fileobj=opened)
                 for member in tar:
-                    if member.islnk() and member.linkname in members:
-                        members[member.name] = members[member.linkname]
+                    name, link = member.name.removeprefix("./"), member.linkname.removeprefix("./")
+                    if member.islnk() and link in members:
+                        members[name] = members[link]
                     elif (member.islnk() or member.issparse()) and _is_image(member.name):
                         raise tarfile.ReadError(f"{member.name} is a sparse file, or a hard link to none before it,")
                     elif member.isfile():
-                        members[member.name] = member.offset_data, member.size
+                        members[name] = member.offset_data, member.size
                     at = tar.offset
                 at = _end_of_archive(opened, start, at)
     except (tarfile.TarError, OSError, ValueError, RecursionError) as error:
