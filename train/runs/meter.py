@@ -168,10 +168,10 @@ class RunLog:
         self._fastest, self._told_slow = 0.0, False  # images/s of the fastest row; whether a slow one was told
         columns = (
             TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
+            TimeElapsedColumn(), TextColumn("{task.fields[eta]}"),
         )  # fmt: skip
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._progress.add_task("steps", total=self._total, completed=state.steps_done, status="")
+        self._task = self._progress.add_task("steps", total=self._total, completed=state.steps_done, status="", eta="")
         self._progress.start()
 
     def close(self) -> None:
@@ -193,13 +193,14 @@ class RunLog:
         self._metrics.write(json.dumps(row) + "\n")
         self._plot(row)
         minutes, seconds = divmod(round(row["eta_s"]), 60)
+        eta = f"ETA {minutes}:{seconds:02}"
         status = (
             f"epoch {row['epoch']:.1f}  loss {row['loss']:.3f}  lr {row['lr']:.2e}  "
-            f"{row['images_per_s']:.0f} images/s  waited {row['wait_share']:.1%}  ETA {minutes}:{seconds:02}"
+            f"{row['images_per_s']:.0f} images/s  waited {row['wait_share']:.1%}"
         )
-        self._progress.update(self._task, status=status)
+        self._progress.update(self._task, status=status, eta=eta)
         if not console.is_terminal:
-            print_line(f"step {row['step']}/{self._total}  {status}")
+            print_line(f"step {row['step']}/{self._total}  {status}  {eta}")
         images_per_s = row["images_per_s"] / max(1 - row["checkpoint_share"], 1e-3)  # without waiting for checkpoints
         self._fastest = max(self._fastest, images_per_s)
         if images_per_s < self._fastest / 10 and not self._told_slow:
