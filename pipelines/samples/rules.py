@@ -175,14 +175,15 @@ def _reference_bone_m(tables: Tables) -> DoubleArray:
 
 
 def hands_out_of_order(tables: Tables) -> Masks:
-    """Hands whose fingers, but for the thumb, have bones that no pose gives them.
+    """Hands with bones that no pose gives them.
 
-    A phalanx is longer than the way from the wrist, or from the palm's centre, to the finger's knuckle; or the last
-    phalanges of the four fingers are longer than their first. Of 600 rendered hands none is, also with 5 mm of noise;
-    in the orders "mano" and "peclr" of `skeleton.hand_rows`, 100 % and 90 % are. Or a knuckle is farther from its
-    neighbour than from the next, or the thumb's from the index finger's than from the little finger's: of all hands
-    with two of four fingers swapped, and 99 % with the four reversed; of none of 1,500 as they are, of 2.5 % with 5 mm
-    of noise.
+    A phalanx of the four fingers is longer than the way from the wrist, or from the palm's centre, to the knuckle; or
+    their last phalanges are longer than their first. Of 600 rendered hands none is, also with 5 mm of noise; in the
+    orders "mano" and "peclr" of `skeleton.hand_rows`, 100 % and 90 % are. Or a knuckle is farther from its neighbour
+    than from the next, or the thumb's from the index finger's than from the little finger's: of all hands with two of
+    four fingers swapped, and 99 % with the four reversed; of none of 1,500 as they are, of 2.5 % with 5 mm of noise.
+    Or the thumb's tip is nearer to the wrist than its first joint: of all 3,000 hands with a reversed thumb, of none as
+    they are.
     """
     joints_m = tables["xyz_m"]
     ends = np.arange(5, len(HAND)).reshape(4, 4)  # of each finger, from the knuckle on
@@ -190,7 +191,7 @@ def hands_out_of_order(tables: Tables) -> Masks:
     bones_m = np.linalg.norm(joints_m[:, ends] - joints_m[:, starts], axis=3)  # (N, 4, 4)
     long = (bones_m[..., 1:].max(axis=2) > 1.2 * bones_m[..., 0]).any(axis=1)
     reversed_ = bones_m[..., 3].sum(axis=1) > 1.2 * bones_m[..., 1].sum(axis=1)
-    start, near, far = [5, 9, 17, 1], [9, 13, 13, 5], [13, 17, 9, 17]
+    start, near, far = [0, 5, 9, 17, 1], [1, 9, 13, 13, 5], [4, 13, 17, 9, 17]
     near_m, far_m = (np.linalg.norm(joints_m[:, start] - joints_m[:, other], axis=2) for other in (near, far))
     swapped = (near_m > 1.1 * far_m).any(axis=1)
     return np.isfinite(bones_m).all(axis=(1, 2)), long | reversed_ | swapped

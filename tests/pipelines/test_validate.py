@@ -70,6 +70,7 @@ CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, [0, *range(5, 21), *range(1, 5)]]}),
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, np.r_[:5, 17:21, 9:17, 5:9]]}),
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, np.r_[:5, 9:13, 5:9, 13:21]]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, [0, 4, 3, 2, 1, *range(5, 21)]]}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px * np.nan}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: -box_px}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px + 1e9}),

@@ -148,7 +148,7 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
                         members[name] = members[link]
                     elif (member.islnk() or member.issparse()) and _is_image(member.name):
                         raise tarfile.ReadError(f"{member.name} is a sparse file, or a hard link to none before it,")
-                    elif member.isfile():
+                    elif member.isfile() or member.type not in tarfile.SUPPORTED_TYPES:  # POSIX: then it is a file
                         members[name] = member.offset_data, member.size
                     at = tar.offset
                 at = _end_of_archive(opened, start, at)

@@ -289,10 +289,10 @@ def test_a_tar_file_that_does_not_end_as_one_is_one_line(damage: Any, byte: int,
 
 
 def test_joined_tar_files_hard_links_and_names_that_come_twice(tmp_path: Path) -> None:
-    """The later image of a name counts, as where tar unpacks both."""
+    """The later image of a name counts, as where tar unpacks both. A member of a type that no tar knows is a file."""
     write_tar(tmp_path / "a.TAR", {"0.jpg": b"old", "1.jpg": b""}, tarfile.LNKTYPE)
     first = (tmp_path / "a.TAR").read_bytes()
-    write_tar(tmp_path / "a.TAR", {"2.jpg": b"two", "./0.jpg": b"new"})
+    write_tar(tmp_path / "a.TAR", {"2.jpg": b"two", "./0.jpg": b"new"}, b"Z")
     (tmp_path / "a.TAR").write_bytes(first + (tmp_path / "a.TAR").read_bytes())
     assert index_tars(tmp_path).samples == 3
     index = load_index(DataConfig("shards", str(tmp_path)))
