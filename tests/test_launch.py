@@ -78,7 +78,10 @@ def test_a_mistake_ends_the_job_before_torchrun(checkout: Path) -> None:
     assert not requeued(checkout)
 
 
-@pytest.mark.parametrize(("signal", "again"), [("SIGUSR1", True), ("SIGTERM", False)])
+SIGNAL = re.findall(r"^#SBATCH --signal=B:(\w+)@", SCRIPT.read_text(), re.MULTILINE)[0]
+
+
+@pytest.mark.parametrize(("signal", "again"), [(f"SIG{SIGNAL}", True), ("SIGTERM", False)])
 def test_a_job_saves_before_its_time_is_up_and_when_it_is_cancelled(signal: str, again: bool, checkout: Path) -> None:
     assert run(checkout, signal) == 143
     assert (checkout / "torchrun.log").read_text().endswith("saved\n")

@@ -12,6 +12,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("tqdm")
 
@@ -119,6 +120,8 @@ def test_crops_have_twice_the_box_and_at_most_512_pixels_a_side(photos: Path, mo
         [*spot_px, *index.tables["keypoints_px"][1, 10], *index.box_px[1]],
         np.array([400, 305, 400, 305, 400, 305, 400]) * 512 / 795, atol=0.3,
     )  # fmt: skip
+    with Image.open(f"crops/{index.paths[1]}") as opened:
+        assert opened.quantization[0][0] == 2  # type: ignore[attr-defined]  # of quality 95
     assert index.paths[0][:5] == index.paths[1][:5] == "1.jpg"
     assert index.groups[0] == index.groups[1]  # a frame's hands are in one part of a split
     with pytest.raises(SystemExit, match="2"):  # the crops stay as they are

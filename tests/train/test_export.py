@@ -4,10 +4,12 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -103,6 +105,19 @@ def test_onnx_computes_what_torch_does_for_any_batch(run: Path, exported: Path) 
         np.testing.assert_allclose(found["keypoints_px"], output.keypoints_px.numpy(), atol=1e-4)
         np.testing.assert_allclose(found["joints"], output.joints.numpy(), rtol=1e-4, atol=1e-4)
     assert not list(run.glob("*.part"))
+
+
+def test_a_network_that_onnxruntime_computes_otherwise_is_not_written(
+    run: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a hundredth of a pixel; views have 32, and the keypoints are in them."""
+    model = SimpleNamespace(model=SimpleNamespace(metadata_props={}), model_proto=onnx.load(exported))
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: model)
+    compute = onnxruntime.InferenceSession.run
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", lambda *given: [it + 0.01 for it in compute(*given)])
+    with pytest.raises(UserError, match=r"pose.onnx was not written: .* keypoints are up to 0\.01 px from torch's"):
+        export_onnx(run, tmp_path / "pose.onnx")
+    assert not any(tmp_path.iterdir())
 
 
 EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)[0]

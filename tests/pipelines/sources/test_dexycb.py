@@ -65,6 +65,8 @@ def test_parts_and_splits_are_those_of_the_setup(root: Path) -> None:
         "s3": {"train": 6000, "val": 800, "test": 1200},
     }.items():
         assert Counter(split_of(setup, *film) for film in product(range(10), range(8), range(100))) == sizes
+    for film, split in ((("s0", 9, 0, 4), "test"), (("s2", 0, CAMERAS.index("932122061900"), 0), "val")):
+        assert split_of(*film) == split
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from peclr_dali.train.evaluation.errors import (
     trained_on,
 )
 from peclr_dali.train.evaluation.evaluate import RESULTS, evaluate, grouped
+from peclr_dali.train.evaluation.report import lost_and_notes
 from peclr_dali.train.pose.inference import Poses, estimate_in_two_passes, estimate_poses
 from peclr_dali.train.pose.labels import Errors, PoseLabels
 from peclr_dali.train.pose.metrics import beats_constants, metric_of, pixel_errors, pose_tables
@@ -206,6 +207,12 @@ def test_several_runs_are_measured_in_pairs_of_one_seed(hands: Path, tmp_path: P
     assert np.trapezoid(curve["share"], curve["thresholds"]) / 0.05 == pytest.approx(area)  # a mean of curves
     with pytest.raises(UserError, match=r"RUN has the seeds \[0, 1\], --compare \[0\], and seed 1 is no pair"):
         call(ours, tmp_path / "out", compare=theirs[:1])
+
+
+def test_a_metric_is_lost_where_both_sides_are_no_better_than_a_constant() -> None:
+    sides = [{"lost_to_constants": lost, "checkpoints": ["a"]} for lost in (["epe_px", "epe_cm"], ["auc", "epe_px"])]
+    for ours, theirs in (sides, sides[::-1]):
+        assert lost_and_notes(ours, theirs)["lost"] == ["epe_px"]
 
 
 def with_error(seed: int, error_px: float, weights: str = "random") -> Evaluation:

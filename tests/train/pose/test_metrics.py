@@ -179,12 +179,12 @@ def test_dependent_hands_widen_the_interval() -> None:
 
 def test_resampling_equals_a_loop_over_hands() -> None:
     """The weights are those of hands drawn with replacement, and gaps stay out of the means."""
-    table = np.random.default_rng(0).normal(size=(37, 21))
+    table = np.random.default_rng(0).normal(size=(31, 21))  # 30 hands count
     table[2, 3] = table[4] = np.nan
     found = confidence_intervals({"m": table}, resamples=50, seed=3)["m"]
     rng = np.random.default_rng(3)
     values = []
-    for counts in rng.multinomial(37, np.full(37, 1 / 37), size=50):
+    for counts in rng.multinomial(31, np.full(31, 1 / 31), size=50):
         drawn = np.repeat(table, counts, axis=0)
         values.append(np.nanmean([np.nanmean(c) for c in drawn.T if not np.isnan(c).all()]))
     assert (found.low, found.high) == pytest.approx(tuple(np.percentile(values, [2.5, 97.5])))
@@ -201,11 +201,12 @@ def test_intervals_of_few_groups_cover_the_truth(sizes: tuple[int, ...]) -> None
     assert 0.92 < covered / 1000 < 0.98
 
 
-def test_of_groups_alike_the_interval_is_students_over_their_means() -> None:
-    table = np.random.default_rng(0).exponential(size=(20, 21))
-    found = confidence_intervals({"m": table}, groups=np.arange(20) % 4, confidence=0.9)["m"]
-    means = [table[row::4].mean() for row in range(4)]
-    wanted = stats.t.interval(0.9, 3, loc=np.mean(means), scale=stats.sem(means))
+@pytest.mark.parametrize("count", [4, 29])
+def test_of_groups_alike_the_interval_is_students_over_their_means(count: int) -> None:
+    table = np.random.default_rng(0).exponential(size=(5 * count, 21))
+    found = confidence_intervals({"m": table}, groups=np.arange(5 * count) % count, confidence=0.9)["m"]
+    means = [table[row::count].mean() for row in range(count)]
+    wanted = stats.t.interval(0.9, count - 1, loc=np.mean(means), scale=stats.sem(means))
     assert (found.low, found.high) == pytest.approx(wanted)
 
 
