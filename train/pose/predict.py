@@ -1,5 +1,6 @@
 """The `predict` command: poses in a user's own pictures."""
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -31,7 +32,7 @@ from peclr_dali.train.pose.inference import (
 from peclr_dali.train.pose.labels import cameras_of
 from peclr_dali.train.pose.pictures import prediction_pictures
 from peclr_dali.train.pose.pose_run import PoseRun, load_pose_run
-from peclr_dali.train.pose.predictions import Prediction, Predictions, earlier_drawings, write_predictions
+from peclr_dali.train.pose.predictions import FILE, Prediction, Predictions, earlier_drawings, write_predictions
 from peclr_dali.train.runs.pictures import read_picture, save_sheet
 
 EXPECTED = f"JPEG, PNG or WebP of {MIN_PIXELS} to {MAX_PIXELS:,} pixels; convert other formats"
@@ -125,6 +126,10 @@ def predict(
             pictures_in_out = {picture.name for picture in pictures if picture.parent == out.absolute()}
             for name in earlier - pictures_in_out - {prediction.drawing for prediction in results.predictions}:
                 (out / name).unlink(missing_ok=True)
+            if not results.complete:
+                logging.getLogger(__name__).warning(
+                    "%s has %d of %d hands: the call was stopped", out / FILE, results.hands_done, results.hands
+                )
     return results
 
 

@@ -75,7 +75,7 @@ def test_every_kind_of_picture_gives_a_pose_and_a_drawing(run: Path, tmp_path: P
 
 
 def test_a_stopped_call_leaves_what_it_has_and_the_next_one_replaces_it(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(predict_file, "_BATCH", 8)
     words, out = [str(save_hand(tmp_path / f"{number}.png")) for number in range(10)], tmp_path / "out"
@@ -89,6 +89,7 @@ def test_a_stopped_call_leaves_what_it_has_and_the_next_one_replaces_it(
     found = read_predictions(out)
     assert [hand["drawing"] for hand in found["predictions"]] == [None] * 10
     assert (found["complete"], found["hands_done"], found["hands"]) == (True, 10, 10)
+    assert caplog.messages == [f"{out / 'predictions.json'} has 8 of 10 hands: the call was stopped"]
     assert [file.name for file in out.iterdir()] == ["predictions.json"]  # no drawing of an earlier call
     mine = out / "0001_1.jpg"
     mine.write_bytes(b"mine")
