@@ -6,11 +6,11 @@ trained any more. The classifier sees the photographs of a few people, and is te
 pre-training has seen. Beside it are raw pixels and an untrained encoder. `make photographs` prepares what it needs.
 """
 
-import argparse
 import csv
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -62,19 +62,18 @@ def by_people(features: npt.NDArray[np.float32], table: Table) -> dict[int, floa
     return {**found, len(everybody): accuracy(features, table, everybody)}
 
 
-def main() -> None:
-    """Compute features, fit classifiers, print the accuracy of each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("networks", nargs="+", type=Path, help="folders of runs, or checkpoints")
-    parser.add_argument("--root", type=Path, default=Path(".data/sign_digits"), help="with images and boxes.csv")
-    parser.add_argument("--fold", type=int, default=0, help="whose people are held out")
-    args = parser.parse_args()
-    index = load_index(DataConfig("folder", f"{args.root}/images", box=f"{args.root}/boxes.csv"))
-    with Path(args.root, f"fold_{args.fold}", "labels.csv").open(newline="") as file:
+@click.command()
+@click.argument("sources", metavar="RUN...", nargs=-1, required=True, type=Path)
+@click.option("--root", type=Path, default=Path(".data/sign_digits"), help="Folder with images and boxes.csv.")
+@click.option("--fold", default=0, help="Whose people are held out.")
+def main(sources: tuple[Path, ...], root: Path, fold: int) -> None:
+    """Compute features of each RUN, fit classifiers, print the accuracy. RUN is a run's folder, or a checkpoint."""
+    index = load_index(DataConfig("folder", f"{root}/images", box=f"{root}/boxes.csv"))
+    with Path(root, f"fold_{fold}", "labels.csv").open(newline="") as file:
         lines = {line["file"]: line for line in csv.DictReader(file)}
     table = {name: np.array([lines[image][name] for image in index.paths]) for name in ("label", "person", "part")}
-    networks: dict[str, tuple[Any, Encoder | None]] = {str(path): read_network(path) for path in args.networks}
-    first, _ = networks[str(args.networks[0])]
+    networks: dict[str, tuple[Any, Encoder | None]] = {str(path): read_network(path) for path in sources}
+    first, _ = networks[str(sources[0])]
     torch.manual_seed(0)
     networks["untrained encoder"] = first, make_encoder(first.encoder.name, first.geometry.side_px).eval()
     networks["raw pixels"] = first, None

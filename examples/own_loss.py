@@ -3,9 +3,9 @@
 The loss is alignment and uniformity (Wang and Isola 2020, arXiv 2005.10242).
 """
 
-import argparse
 from pathlib import Path
 
+import click
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,18 +31,19 @@ def align_uniform(embeddings: Tensor) -> Tensor:
     return alignment + WEIGHT * uniformity
 
 
-def main() -> None:
+@click.command()
+@click.option("--data", type=Path, default=Path(".data/own_loss"))
+@click.option("--out", type=Path, default=Path("runs/own_loss"))
+@click.option("--poses", default=64)
+@click.option("--batch", default=64)
+@click.option("--epochs", default=4)
+def main(data: Path, out: Path, poses: int, batch: int, epochs: int) -> None:
     """Render hands, train."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    folders = {"data": Path(".data/own_loss"), "out": Path("runs/own_loss")}
-    for name, default in {"poses": 64, "batch": 64, "epochs": 4, **folders}.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
-    args = parser.parse_args()
-    make_dataset(args.data, poses=args.poses, seed=0)  # four images each
+    make_dataset(data, poses=poses, seed=0)  # four images each
     settings = [
-        f"data.root={args.data}", "geometry.side_px=32", "encoder.name=resnet18",
-        "encoder.weights=random", "optim.lr=1e-3", "optim.warmup_epochs=1", f"train.batch={args.batch}",
-        f"train.micro_batch={args.batch // 2}", f"train.epochs={args.epochs}", "run.log_every=1", f"run.out={args.out}",
+        f"data.root={data}", "geometry.side_px=32", "encoder.name=resnet18",
+        "encoder.weights=random", "optim.lr=1e-3", "optim.warmup_epochs=1", f"train.batch={batch}",
+        f"train.micro_batch={batch // 2}", f"train.epochs={epochs}", "run.log_every=1", f"run.out={out}",
     ]  # fmt: skip
     for row in pretrain(load_config(Config, [], settings), "auto", align_uniform).read_metrics():
         parts = f"{row['alignment']:.3f} + {WEIGHT} * {row['uniformity']:.3f}"

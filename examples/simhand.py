@@ -6,10 +6,10 @@ weighs each cosine by the distance of the two hands. The hands are those of `pyt
 data of your own, name a source with keypoints.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
+import click
 import numpy as np
 import torch
 from sklearn.neighbors import NearestNeighbors
@@ -57,13 +57,13 @@ def linear_weights(distance: Tensor) -> Tensor:
     return ((distance.max() - distance) / width).masked_fill(width == 0, 1)
 
 
-def main() -> None:
+@click.command()
+@click.option("--root", default=".data/hands")
+@click.option("--batch", default=128)
+@click.option("--micro-batch", default=32)
+@click.option("--epochs", default=8)
+def main(root: str, batch: int, micro_batch: int, epochs: int) -> None:
     """Mine and train."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--root", default=".data/hands")
-    for name, default in (("batch", 128), ("micro-batch", 32), ("epochs", 8)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    args = parser.parse_args()
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 32, 5, stride=2), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 128, 5, stride=3), nn.ReLU()]
     network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(512, 64))
@@ -73,18 +73,19 @@ def main() -> None:
         embeddings: Tensor = network(torch.cat([view.image[rows] for view in batch.views]) / 255)
         return embeddings.unflatten(0, (2, -1))
 
-    sizes = {"batch": args.batch, "micro_batch": args.micro_batch}
-    step = ExactStep(network, embed, weighted_nt_xent, loss_inputs=keypoints_of_pairs, **sizes)
+    step = ExactStep(
+        network, embed, weighted_nt_xent, batch=batch, micro_batch=micro_batch, loss_inputs=keypoints_of_pairs
+    )
     geometry = GeometryConfig(side_px=48, rotation_deg=(-20, 20), scale=(0.8, 1.25))
     with tempfile.TemporaryDirectory() as folder:
         pairs = Path(folder, "pairs.csv")
-        distance = mine(load_index(DataConfig(root=args.root)), pairs)
+        distance = mine(load_index(DataConfig(root=root)), pairs)
         print(f"distance of a hand and its nearest: {distance:.3f} of its size")
-        data = DataConfig(root=args.root, positive="file", pairs=str(pairs))
-        with make_loader(data, batch=args.batch, geometry=geometry, device="cpu") as loader:
-            for epoch in range(args.epochs):
-                for batch in loader:
-                    loss = step(batch).loss
+        data = DataConfig(root=root, positive="file", pairs=str(pairs))
+        with make_loader(data, batch=batch, geometry=geometry, device="cpu") as loader:
+            for epoch in range(epochs):
+                for hands in loader:
+                    loss = step(hands).loss
                     optimizer.step()
                 print(f"epoch {epoch}: loss {loss:.3f}")
 

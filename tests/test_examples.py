@@ -36,7 +36,9 @@ def run(name: str, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     """As `python -m` does in this process, which has imported torch already; what it prints."""
     monkeypatch.setattr(sys, "argv", [name, *arguments.split()])
     monkeypatch.delitem(sys.modules, name, raising=False)  # runpy warns of it
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    assert ended.value.code == 0
     return capsys.readouterr().out
 
 
@@ -126,8 +128,7 @@ def test_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         cv2.imwrite(str(tmp_path / "images" / name), picture)
         boxes.append(f"{name},4,4,44,44,right,0.9")
     (tmp_path / "boxes.csv").write_text("\n".join(boxes))
-    monkeypatch.setattr(sys, "argv", ["sign_digits", str(tmp_path)])
-    sign_digits.main()
+    sign_digits.main([str(tmp_path)], standalone_mode=False)
     assert [len((tmp_path / "fold_0" / f"{name}.csv").read_text().split()) for name in ("boxes", "held_out")] == [19, 7]
     config = to_dict(load_config(Config, [], ["encoder.name=resnet18", "geometry.side_px=32"]))
     network = build_network(EncoderConfig("resnet18", "random"), ProjectorConfig()).state_dict()

@@ -10,11 +10,12 @@ The dataset does not say who is who. By number, a person's pictures nearly alway
 digits. Where some are missing, two people may count as one, so nobody is on both sides of the split.
 """
 
-import argparse
 import csv
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
+
+import click
 
 FOLDS = 5
 
@@ -24,27 +25,24 @@ def people_of(digits: list[int]) -> list[int]:
     return [*accumulate(int(digit == 0 and last >= 8) for last, digit in pairwise([0, *digits]))]
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--fold", type=int, default=0, choices=range(FOLDS), help="which fifth of the people [0]")
-    args = parser.parse_args()
-    pictures = sorted((args.folder / "images").glob("[0-9]/IMG_*"), key=lambda file: int(file.stem[4:]))
+@click.command()
+@click.argument("folder", type=Path)
+@click.option("--fold", type=click.IntRange(0, FOLDS - 1), default=0, help="Which fifth of the people is held out.")
+def main(folder: Path, fold: int) -> None:
+    """Split the photographs in FOLDER."""
+    pictures = sorted((folder / "images").glob("[0-9]/IMG_*"), key=lambda file: int(file.stem[4:]))
     names = [f"{picture.parent.name}/{picture.name}" for picture in pictures]
     digits = [int(name[0]) for name in names]
     people = people_of(digits)
-    part_of = {
-        name: "test" if person % FOLDS == args.fold else "train" for name, person in zip(names, people, strict=True)
-    }
-    with (args.folder / "boxes.csv").open(newline="", encoding="utf-8") as file:
+    part_of = {name: "test" if person % FOLDS == fold else "train" for name, person in zip(names, people, strict=True)}
+    with (folder / "boxes.csv").open(newline="", encoding="utf-8") as file:
         head, *boxes = csv.reader(file)
     files: dict[str, list[Any]] = {
         "labels.csv": [("file", "label", "person", "part"), *zip(names, digits, people, part_of.values(), strict=True)],
         "boxes.csv": [head, *(box for box in boxes if part_of.get(box[0]) == "train")],
         "held_out.csv": [head, *(box for box in boxes if part_of.get(box[0]) == "test")],
     }
-    out = args.folder / f"fold_{args.fold}"
+    out = folder / f"fold_{fold}"
     out.mkdir(exist_ok=True)
     for name, rows in files.items():
         with (out / name).open("w", newline="", encoding="utf-8") as file:
