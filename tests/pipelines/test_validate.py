@@ -71,6 +71,13 @@ CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, np.r_[:5, 17:21, 9:17, 5:9]]}),
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, np.r_[:5, 9:13, 5:9, 13:21]]}),
     (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, [0, 4, 3, 2, 1, *range(5, 21)]]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, [0, 1, 3, 2, *range(4, 21)]]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, [*range(6), 7, 6, *range(8, 21)]]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, [*range(20), 19]]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m[:, np.where(np.arange(21) % 4 == 1, 5, np.arange(21))]}),
+    (rules.hands_out_of_order, {"xyz_m": lambda xyz_m: xyz_m + np.eye(21)[:, 4:5] * 0.25}),
+    (rules.hands_bent_back, {"xyz_m": lambda xyz_m: xyz_m[:1].repeat(len(xyz_m), 0) * [-1, 1, 1]}),
+    (rules.hands_bent_back, {"xyz_m": lambda xyz_m: xyz_m[:1].repeat(len(xyz_m), 0) * [1, 1, -1] + [0, 0, 1.4]}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px * np.nan}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: -box_px}),
     (rules.boxes_without_numbers, {"box_px": lambda box_px: box_px + 1e9}),
@@ -118,6 +125,14 @@ def test_right_labels_are_no_news(index: Index, caplog: pytest.LogCaptureFixture
     for name in index.targets:
         validate(replace(index, targets={name: index.targets[name]}, labelled_size_px=None))
     assert not caplog.records
+
+
+def test_left_hands_are_bent_as_their_mirror_images(index: Index, caplog: pytest.LogCaptureFixture) -> None:
+    left = replace(changed(index, range(COUNT), xyz_m=lambda xyz_m: xyz_m * [-1, 1, 1]), keypoints_px=None)
+    validate(replace(left, mirror=np.ones(COUNT, bool)))
+    assert not caplog.records
+    with one_line("14 of 20 hands have fingers that are bent to the back of the hand, .*; mirror 0"):  # others are flat
+        validate(left)
 
 
 def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(
