@@ -1,15 +1,22 @@
 """Starts the command line, as `python -m peclr_dali`, as `peclr-dali`, and as `python cli.py` in the checkout."""
 
+import concurrent.futures.process
 import io
-import multiprocessing
+import multiprocessing.process
 import os
 import signal
 import sys
 import threading
 from types import FrameType
 
-_WITH_LOCK = {"__enter__", "__exit__", "_acquire_restore", "_release_save"}
-"""Functions of `threading`. An exception in the midst of them leaves a lock taken for ever, or frees it twice."""
+_UNDIVIDED = {
+    threading.__file__: {"__enter__", "__exit__", "_acquire_restore", "_release_save"},
+    multiprocessing.process.__file__: {"start"},
+    concurrent.futures.process.__file__: {"submit"},
+}
+"""Functions, by file, in whose midst no exception may come: it would leave a lock taken for ever, or free it twice; a
+process that is half started prints a traceback."""
+_HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def run() -> None:
@@ -35,7 +42,7 @@ def run() -> None:
     if heeded:
         signal.signal(signal.SIGINT, _end)
     if "RANK" not in os.environ:  # a rank may wait in C++ for others, where no Python runs
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        for number in _HEEDED[1:]:
             if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
                 signal.signal(number, _end)
     stop_with_torchrun()
@@ -43,16 +50,20 @@ def run() -> None:
     try:
         main()
     finally:
-        if heeded:  # Python's own end is not interrupted with a traceback either
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in _HEEDED:  # Python's own end is not interrupted with a traceback either
+            if signal.getsignal(number) == _end:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Raise on a signal, so that files, locks and processes are cleaned up; within `_WITH_LOCK` a moment later."""
-    if frame is not None and frame.f_code.co_filename == threading.__file__ and frame.f_code.co_name in _WITH_LOCK:
+    """Raise on a signal, so that files, locks and processes are cleaned up; within `_UNDIVIDED` a moment later."""
+    while frame is not None and frame.f_code.co_name not in _UNDIVIDED.get(frame.f_code.co_filename, ()):
+        frame = frame.f_back
+    if frame is not None:
         signal.signal(signal.SIGALRM, lambda _, later: _end(number, later))
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         return
+    signal.signal(number, signal.SIG_DFL)  # another one ends the process at once
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     for child in multiprocessing.active_children():  # a pool would wait for their work

@@ -1,6 +1,7 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
 # dependencies = [
+#     "click==8.5.1",
 #     "mediapipe==0.10.21",
 #     "numpy==1.26.4",
 #     "opencv-contrib-python==4.11.0.86",
@@ -29,7 +30,6 @@ there stay, such as those that were corrected by hand.
 With --crops, FOLDER then gets each hand of OUT.csv, cut out, and its row in crops.csv, in pixels of the crop.
 """
 
-import argparse
 import csv
 import io
 import os
@@ -42,6 +42,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import cv2
 import numpy as np
 from tqdm import tqdm
@@ -156,56 +157,55 @@ def cut_hand(root: Path, folder: Path, row: list[str]) -> list[str] | None:
     return [name, *cells[:4], row[5], *cells[4:]]
 
 
-def main() -> None:
-    """Find the hands of all images that OUT.csv does not have yet; cut out those of OUT.csv."""
-    parser = argparse.ArgumentParser(description="Find hands in images; write boxes and landmarks.")
-    parser.add_argument("images", type=Path, metavar="IMAGES", help="folder of images")
-    parser.add_argument("out", type=Path, metavar="OUT.csv", help="file of boxes, for data.box")
-    parser.add_argument("--crops", type=Path, metavar="FOLDER", help="write each hand too, cut out, and crops.csv")
-    parser.add_argument("--confidence", type=float, default=0.5, help="least confidence of a hand, 0 to 1 [0.5]")
-    parser.add_argument("--hands", type=int, default=4, help="most hands in an image [4]")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="threads [the cores]")
-    args = parser.parse_args()
-    if args.out.suffix.lower() != ".csv":
-        parser.error(f"{args.out}: expected a name that ends in .csv, as data.box reads it")
-    crops = args.crops / "crops.csv" if args.crops else None
-    if crops and crops.resolve().is_relative_to(args.images.resolve()):
-        parser.error(f"--crops {args.crops}: expected a folder outside {args.images}. Name another")
-    files = files_under(args.images)
+@click.command()
+@click.argument("images", type=Path)
+@click.argument("out", metavar="OUT.csv", type=Path)
+@click.option("--crops", "cut_into", metavar="FOLDER", type=Path, help="Write each hand too, cut out, and crops.csv.")
+@click.option("--confidence", default=0.5, show_default=True, help="Least confidence of a hand, 0 to 1.")
+@click.option("--hands", "most", default=4, show_default=True, help="Most hands in an image.")
+@click.option("--jobs", default=len(os.sched_getaffinity(0)), show_default=True, help="Threads.")
+def main(images: Path, out: Path, cut_into: Path | None, confidence: float, most: int, jobs: int) -> None:
+    """Find the hands of all IMAGES, a folder, that OUT.csv does not have yet; with --crops cut out those of OUT.csv."""
+    if out.suffix.lower() != ".csv":
+        raise click.UsageError(f"{out}: expected a name that ends in .csv, as data.box reads it")
+    crops = cut_into / "crops.csv" if cut_into else None
+    if crops and crops.resolve().is_relative_to(images.resolve()):
+        raise click.UsageError(f"--crops {cut_into}: expected a folder outside {images}. Name another")
+    files = files_under(images)
     names = [name for name in files if name.lower().endswith(ENDINGS)]
     if not names:
-        parser.error(f"{args.images}: no {', '.join(ENDINGS)} files in it or below it. Check the path")
-    print(f"{args.images}: {len(names)} images; {len(files) - len(names)} files with other endings left out")
-    with args.out.open("a+", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        raise click.UsageError(f"{images}: no {', '.join(ENDINGS)} files in it or below it. Check the path")
+    print(f"{images}: {len(names)} images; {len(files) - len(names)} files with other endings left out")
+    with out.open("a+", newline="", encoding="utf-8", errors="surrogateescape") as file:
         file.seek(0)
         text = file.read()
         head, *lines = [*csv.reader(io.StringIO(text, newline=""))] or [COLUMNS]
         if [cell.strip("\ufeff ") for cell in head] != COLUMNS or text[-1:] not in ("", "\n"):
-            parser.error(
-                f"{args.out}: expected whole lines, first {','.join(COLUMNS[:6])} and so on. Name another file"
+            raise click.UsageError(
+                f"{out}: expected whole lines, first {','.join(COLUMNS[:6])} and so on. Name another file"
             )
         writer = csv.writer(file)
         writer.writerows([] if text else [COLUMNS])
         rows = [line for line in lines if len(line) > 5]
         known = {row[0].removeprefix("./") for row in rows}
         todo = [name for name in names if name not in known]
-        find = partial(rows_of, partial(new_detector, args.confidence, args.hands), args.images)
-        with ThreadPoolExecutor(args.jobs) as pool:
+        find = partial(rows_of, partial(new_detector, confidence, most), images)
+        with ThreadPoolExecutor(jobs) as pool:
             for of_image in tqdm(pool.map(find, todo), total=len(todo), unit=" images", disable=None):
                 writer.writerows(of_image)
                 file.flush()
                 rows += of_image
     count = Counter(row[5].strip() for row in rows)
     print(
-        f"{args.out}: {', '.join(f'{count[hand]} {hand}' for hand in ('left', 'right', 'none', 'unreadable'))}\n"
+        f"{out}: {', '.join(f'{count[hand]} {hand}' for hand in ('left', 'right', 'none', 'unreadable'))}\n"
         "look at them: 'cli.py views' draws what training sees; it mirrors left hands"
     )
     if crops is not None:
         if crops.exists():
-            parser.error(f"{args.out} is complete, but {crops} is there already. Name another folder for --crops")
+            raise click.UsageError(f"{out} is complete, but {crops} is there already. Name another folder for --crops")
         hands = [row for row in rows if row[5].strip() in ("left", "right")]
-        with ThreadPoolExecutor(args.jobs) as pool:
-            cut = [*tqdm(pool.map(partial(cut_hand, args.images, args.crops), hands), total=len(hands), disable=None)]
+        with ThreadPoolExecutor(jobs) as pool:
+            cut = [*tqdm(pool.map(partial(cut_hand, images, crops.parent), hands), total=len(hands), disable=None)]
         with crops.open("x", newline="", encoding="utf-8", errors="surrogateescape") as file:
             csv.writer(file).writerows([COLUMNS, *filter(None, cut)])
         print(f"{crops}: {len(cut) - cut.count(None)} of {len(hands)} hands")

@@ -104,7 +104,7 @@ def check_data(
         return None
 
     with ThreadPoolExecutor(settings.threads) as threads, ExitStack() as started:
-        process = started.enter_context(_start_decoder(work))
+        process = _start_decoder(started, work)
         for first in range(0, len(paths), size):
             chunk = paths[first : first + size]
             files = {path: file for path, file in zip(chunk, threads.map(read, chunk), strict=True) if file is not None}
@@ -115,7 +115,7 @@ def check_data(
                     damage = None if process.submit(work, [files[path] for path in some]).result() else DOES_NOT_DECODE
                 except BrokenProcessPool:
                     damage = ENDS_THE_DECODER
-                    process = started.enter_context(_start_decoder(work))
+                    process = _start_decoder(started, work)
                 if damage and len(some) > 1:
                     todo += [some[: len(some) // 2], some[len(some) // 2 :]]
                 elif damage:
@@ -129,11 +129,11 @@ def check_data(
     return listed
 
 
-def _start_decoder(work: Callable[[Sequence[ImageFile]], bool]) -> ProcessPoolExecutor:
-    """A process that does `work`. It has begun: one that cannot is no fault of an image."""
+def _start_decoder(started: ExitStack, work: Callable[[Sequence[ImageFile]], bool]) -> ProcessPoolExecutor:
+    """A process that does `work`, until the stack is closed. It has begun: one that cannot is no fault of an image."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    pool = ProcessPoolExecutor(1, context, _prepare)
+    pool = started.enter_context(ProcessPoolExecutor(1, context, _prepare))  # a signal waits until it has begun
     pool.submit(work, []).result()
     return pool
 
