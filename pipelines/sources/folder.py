@@ -19,8 +19,9 @@ ENDINGS = (".png", ".jpg", ".jpeg")
 """Of the images of published datasets."""
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
-_BROKEN_LINK = "broken links"
-_NOT_READ = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
+BROKEN_LINK = "broken links"
+NO_FILE = "no regular file, such as a pipe"
+NOT_READ = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
 """Endings of images that the data path cannot decode."""
 
 _OF_THE_SYSTEM = ["@eadir", "#recycle", "@recycle", "$recycle.bin", "__macosx", "thumbs.db"]
@@ -45,17 +46,17 @@ def load_folder(config: DataConfig) -> Index:
     """
     root = Path(config.root)
     images, others = files_under(root, IMAGE_ENDINGS)
-    unusable = {kind: count for kind, count in others.items() if kind in (*_NOT_READ, _BROKEN_LINK)}
+    unusable = {kind: count for kind, count in others.items() if kind in (*NOT_READ, BROKEN_LINK)}
     remedy = "convert other images to JPEG or PNG"
-    if _BROKEN_LINK in others:
+    if BROKEN_LINK in others:
         remedy += f", mend or remove broken links ('find {root} -xtype l' lists them)"
     if not images:
         raise UserError(
-            f"{root}: no {', '.join(IMAGE_ENDINGS)} files in it or below it; found {_counts(others) or 'nothing'}. "
-            f"Check the path, {remedy}."
+            f"{root}: no {', '.join(IMAGE_ENDINGS)} files in it or below it; found "
+            f"{counts_in_words(others) or 'nothing'}. Check the path, {remedy}."
         )
     if unusable:
-        log.warning("%s: %d images are used; left out: %s; %s", root, len(images), _counts(unusable), remedy)
+        log.warning("%s: %d images are used; left out: %s; %s", root, len(images), counts_in_words(unusable), remedy)
     paths = sorted(images)
     group = np.array([hash_of_name(path) for path in paths])  # so that a new image does not move the others
     index = Index(
@@ -70,7 +71,7 @@ def load_folder(config: DataConfig) -> Index:
     return index.select(rows_of_split(index.groups, config.split, least=OWN_HELD_OUT))
 
 
-def _counts(files: Mapping[str, int]) -> str:
+def counts_in_words(files: Mapping[str, int]) -> str:
     """Numbers of files by kind, the most frequent kinds first."""
     return ", ".join(f"{count} {kind}" for kind, count in Counter(files).most_common(5))
 
@@ -94,11 +95,11 @@ def files_under(root: Path, endings: tuple[str, ...]) -> tuple[list[str], Counte
                 if entry.name.startswith(".") or entry.name.lower() in _OF_THE_SYSTEM:
                     others["hidden"] += 1
                 elif entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110  never raises
-                    others[_BROKEN_LINK] += 1
+                    others[BROKEN_LINK] += 1
                 elif entry.is_dir():
                     (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
                 elif not entry.is_file():
-                    others["no regular file, such as a pipe"] += 1
+                    others[NO_FILE] += 1
                 elif entry.name.lower().endswith(endings):
                     images.append(inside + entry.name)
                 else:

@@ -242,8 +242,15 @@ def test_few_hands_keep_the_statistics_of_the_start_which_is_the_first_validatio
     best = load_pose_run(folder.root)
     assert best.step == 0
     assert_same_bits(best.network.state_dict(), before)
-    changed = tmp_path / "changed"
-    finetune(config_of(hands, changed, f"encoder.weights={start}", "train.batch_norm=batch", "train.epochs=1"))
+    finetune(
+        config_of(
+            hands,
+            changed := tmp_path / "changed",
+            f"encoder.weights={start}",
+            "train.batch_norm=batch",
+            "train.epochs=1",
+        )
+    )
     monkeypatch.setattr("peclr_dali.train.finetune.FEW_HANDS", 44)  # as many as there are
     finetune(config_of(hands, many := tmp_path / "many", f"encoder.weights={start}", "train.epochs=1"))
     for out, steps, kept in ((folder.root, tiny_hands.STEPS, True), (changed, 5, False), (many, 5, False)):

@@ -19,6 +19,7 @@ from peclr_dali.parsing import regular
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage
 from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.sources.folder import BROKEN_LINK, NO_FILE, counts_in_words, files_under
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE, TarIndex, label_arrays, parse_index, scan_tar
 
 _AT_ONCE = 256
@@ -27,6 +28,8 @@ _AT_ONCE = 256
 _LOCK = "process.lock"
 _ENDING_OF = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}
 """By the first byte of an image."""
+
+_UNUSABLE = (".gz", ".tgz", ".bz2", ".xz", ".zst", BROKEN_LINK, NO_FILE)
 
 log = logging.getLogger(__name__)
 
@@ -154,10 +157,10 @@ def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -
         raise UserError(
             f"{file} was written by 'pack' and has the labels of its images. Move it away to do without them"
         )
-    tars = sorted(path for path in folder.rglob("*.[tT][aA][rR]") if not path.name.startswith("._"))  # of macOS
-    archive = r"\.(tar\.(gz|bz2|xz|zst)|tgz)$"
-    if compressed := sorted(file.name for file in folder.rglob("*.[tT]*") if re.search(archive, file.name.lower())):
-        log.warning("%d compressed archives are left out, such as %s: unpack them", len(compressed), compressed[0])
+    names, others = files_under(folder, (".tar",))
+    tars = [folder / name for name in sorted(names)]
+    if unusable := {kind: count for kind, count in others.items() if kind in _UNUSABLE}:
+        log.warning("%s: left out are %s; unpack archives", folder, counts_in_words(unusable))
     places = list[Place]()
     for number, tar in enumerate(tars):
         places += [(name, number, offset, size) for name, offset, size in scan_tar(tar)]

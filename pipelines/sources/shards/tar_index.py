@@ -2,9 +2,11 @@
 
 import io
 import json
+import logging
 import os
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import regular
 from peclr_dali.pipelines.arrays import AnyArray, IntArray
 from peclr_dali.pipelines.samples.index import ROWS, Index
-from peclr_dali.pipelines.sources.folder import IMAGE_ENDINGS
+from peclr_dali.pipelines.sources.folder import IMAGE_ENDINGS, NOT_READ, counts_in_words
 from peclr_dali.writing import whole_file
 
 INDEX_FILE = "index.npz"
@@ -25,6 +27,8 @@ LABELS = ("box_px", "keypoints_px", "mirror", "group")
 """Arrays of an `Index`. Its targets are stored with `TARGET` before their names."""
 
 TARGET = "target."
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -128,13 +132,13 @@ _RECORDS_BYTES = (tarfile.RECORDSIZE, 2 * tarfile.RECORDSIZE, *(2**power for pow
 def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
     """Name, offset and size of each image in a tar file, which may be several that were joined.
 
-    Of members of the same name the last one counts, as where they are unpacked. A hard link is the file that it names;
-    symbolic links are left out.
+    Of members of the same name the last one counts, as where they are unpacked. A hard link is the file that it names.
+    Symbolic links and images of other formats are left out; a warning counts them, and the zeros of a long end.
 
     Raises:
         UserError: it is no tar file, it is cut or damaged, or an image in it is stored as a sparse file.
     """
-    members: dict[str, tuple[int, int]] = {}
+    members, odd = dict[str, tuple[int, int]](), Counter[str]()
     at = size = 0
     try:
         with regular(file).open("rb") as opened:
@@ -144,20 +148,28 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
                 tar = tarfile.TarFile(fileobj=opened)
                 for member in tar:
                     name, link = member.name.removeprefix("./"), member.linkname.removeprefix("./")
+                    odd["symbolic links"] += member.issym() and _is_image(name)
+                    odd["images of other formats"] += name.lower().endswith(NOT_READ)
                     if member.islnk() and link in members:
                         members[name] = members[link]
-                    elif (member.islnk() or member.issparse()) and _is_image(member.name):
-                        raise tarfile.ReadError(f"{member.name} is a sparse file, or a hard link to none before it,")
+                    elif member.size < 0 or ((member.islnk() or member.issparse()) and _is_image(member.name)):
+                        raise tarfile.ReadError(
+                            f"{member.name} is a sparse file, a hard link to none before it, or of negative size,"
+                        )
                     elif member.isfile() or member.type not in tarfile.SUPPORTED_TYPES:  # POSIX: then it is a file
                         members[name] = member.offset_data, member.size
                     at = tar.offset
-                at = _end_of_archive(opened, start, at)
+                end = _end_of_archive(opened, start, at)
+                odd["bytes of zeros at the end"] += (end - at) * (end - at > tarfile.RECORDSIZE + _END_BYTES)
+                at = end
     except (tarfile.TarError, OSError, ValueError, RecursionError) as error:
         images = sum(map(_is_image, members))
         raise UserError(
             f"{file} cannot be read as a tar file: {error} at byte {min(at, size)}, after {images} images; expected a "
             "whole, uncompressed one. Copy it again, or unpack and pack it again"
         ) from error
+    if odd := +odd:
+        log.warning("%s: left out are %s. Is it whole?", file, counts_in_words(odd))
     return [(name.encode(errors="surrogateescape"), *place) for name, place in members.items() if _is_image(name)]
 
 
