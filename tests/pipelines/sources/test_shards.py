@@ -307,7 +307,7 @@ def test_joined_tar_files_hard_links_and_names_that_come_twice(tmp_path: Path) -
 
 
 def test_records_may_be_larger_and_a_pipe_is_no_tar_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As `tar -b 128` fills its last record, as a copy that was cut has it; a pipe is left out, since it might never end."""
+    """As `tar -b 128` fills its last record, or a copy that was cut. A pipe is left out: it might never end."""
     tar = tmp_path / "a.tar"
     write_tar(tar, {f"{row}.jpg": b"image" for row in range(6)})
     tar.write_bytes(tar.read_bytes().ljust(128 * 512, b"\0"))
