@@ -160,7 +160,7 @@ def index_tars(folder: Path, *, progress: Progress = lambda done, total: None) -
     names, others = files_under(folder, (".tar",))
     tars = [folder / name for name in sorted(names)]
     if unusable := {kind: count for kind, count in others.items() if kind in _UNUSABLE}:
-        log.warning("%s: left out are %s; unpack archives", folder, counts_in_words(unusable))
+        log.warning("%s: not read: %s; unpack archives", folder, counts_in_words(unusable))
     places = list[Place]()
     for number, tar in enumerate(tars):
         places += [(name, number, offset, size) for name, offset, size in scan_tar(tar)]

@@ -169,7 +169,7 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
             "whole, uncompressed one. Copy it again, or unpack and pack it again"
         ) from error
     if odd := +odd:
-        log.warning("%s: left out are %s. Is it whole?", file, counts_in_words(odd))
+        log.warning("%s: not read: %s. Is the file whole?", file, counts_in_words(odd))
     return [(name.encode(errors="surrogateescape"), *place) for name, place in members.items() if _is_image(name)]
 
 

@@ -149,8 +149,8 @@ def test_tar_files_of_webdataset_are_indexed_where_they_are(
     printed = capsys.readouterr()
     for text in (
         "50 images in 3 tar files",
-        "left out are 1 .gz; unpack archives",
-        "out are 1 symbolic links, 1",
+        "not read: 1 .gz; unpack archives",
+        "not read: 1 symbolic links, 1 images of",
     ):
         assert text in printed.out + printed.err
     index = load_index(DataConfig("shards", str(tmp_path)))
@@ -312,10 +312,10 @@ def test_records_may_be_larger_and_a_pipe_is_no_tar_file(tmp_path: Path, caplog:
     write_tar(tar, {f"{row}.jpg": b"image" for row in range(6)})
     tar.write_bytes(tar.read_bytes().ljust(128 * 512, b"\0"))
     assert index_tars(tmp_path).samples == 6
-    assert f"{tar}: left out are {128 * 512 - 6 * 1024} bytes of zeros at the end. Is it whole?" in caplog.messages
+    assert f"{tar}: not read: {128 * 512 - 6 * 1024} bytes of zeros at the end. Is the file whole?" in caplog.messages
     os.mkfifo(tmp_path / "b.tar")
     index_tars(tmp_path)
-    assert f"{tmp_path}: left out are 1 no regular file, such as a pipe; unpack archives" in caplog.messages
+    assert f"{tmp_path}: not read: 1 no regular file, such as a pipe; unpack archives" in caplog.messages
 
 
 def test_labels_of_a_packed_set_and_a_link_stay(source: Index, packed: Path, tmp_path: Path) -> None:
