@@ -175,11 +175,15 @@ def test_predictions_alone_make_a_page(folder: Path, tmp_path: Path) -> None:
     assert not any("Stopped early" in words for words in page.words["p"])
     (stopped / FILE).write_text(json.dumps(results | {"complete": False, "hands": 7}))
     assert predictions(stopped).text.endswith("Stopped early: predict had done 3 of 7 hands.")
-    for spread_px, prediction in zip((5, 7, 6), results["predictions"], strict=True):
-        prediction.update(spread_px=spread_px, image=f"{spread_px}.jpg", box_px=[0, 0, 100, 100])
+    for spread_px, side_px, prediction in zip((6, 7, 5), (100, 100, 50), results["predictions"], strict=True):
+        prediction.update(spread_px=spread_px, image=f"{spread_px}.jpg", box_px=[0, 0, side_px, 100])
     (stopped / FILE).write_text(json.dumps(results))
     captions = [picture.caption for picture in predictions(stopped).pictures]
-    assert captions == ["7.jpg, spread 7.0 px", "6.jpg, spread 6.0 px", "5.jpg, spread 5.0 px"]  # the least sure first
+    assert captions == [
+        "5.jpg, spread 5.0 px",
+        "7.jpg, spread 7.0 px",
+        "6.jpg, spread 6.0 px",
+    ]  # by the share of the box
     for given, message in ((None, "nothing to show"), (folder / "tuned", "holds no predictions")):
         with pytest.raises(UserError, match=message):
             write_report([], tmp_path / "page.html", predictions=given)
