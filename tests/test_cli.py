@@ -113,6 +113,7 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
     assert done.stderr.startswith("error: the output: No space left on device. Check")
 
 
+@pytest.mark.slow
 def test_a_backend_of_matplotlib_for_notebooks_changes_nothing(tmp_path: Path) -> None:
     backend = "module://matplotlib_inline.backend_inline"
     call = subprocess.run(
@@ -179,7 +180,7 @@ NAMELESS = ["unshare", "--map-user=12345"]
 @pytest.mark.parametrize(
     ("home", "arguments", "error"),
     [
-        (None, ["-c", "import torch, peclr_dali, torch._dynamo"], ""),
+        pytest.param(None, ["-c", "import torch, peclr_dali, torch._dynamo"], "", marks=pytest.mark.slow),
         ("/proc", [ROOT / "cli.py", "export", "run", "e.pth"], "error: "),
     ],
     ids=["program", "command"],

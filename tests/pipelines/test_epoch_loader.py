@@ -236,6 +236,7 @@ def test_arguments_that_do_not_fit_are_refused(folder: Path, given: dict[str, An
         make_loader(**arguments)
 
 
+@pytest.mark.slow
 def test_a_forked_process_is_told_to_make_its_own_loader(folder: Path) -> None:
     """The loader's threads stay in the first process; waiting for their batches would never end."""
     program = f"""

@@ -158,7 +158,7 @@ def test_the_jitter_is_exact_over_its_whole_range(kernel: ModuleType) -> None:
         assert np.abs(expected - made).max() <= 0.51
 
 
-@pytest.mark.parametrize("fill", [200, "edge"])
+@pytest.mark.parametrize("fill", [pytest.param(200, marks=pytest.mark.slow), "edge"])
 def test_views_from_very_near_and_very_far(kernel: ModuleType, fill: Fill) -> None:
     """A pixel that fills the view, an image smaller than a pixel of it, and boxes that do not meet the image; and the
     last row and column of an image whose sides are odd after each of four halvings."""

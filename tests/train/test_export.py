@@ -134,7 +134,7 @@ def sensitive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("enlarged", [1, 4], ids=["magnified", "halved"])
+@pytest.mark.parametrize("enlarged", [pytest.param(1, marks=pytest.mark.slow), 4], ids=["magnified", "halved"])
 def test_the_example_of_the_docs_gives_the_results_of_predict(
     enlarged: int, sensitive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

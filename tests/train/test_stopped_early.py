@@ -102,6 +102,7 @@ def test_a_run_without_its_folder_ends_with_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_stderr_ends_no_run(images: Path, tmp_path: Path) -> None:
     words = as_options(tiny_run.settings(images, tmp_path / "run", "train.epochs=1"))
     with Path("/dev/full").open("w") as full:

@@ -30,7 +30,7 @@ def random_hands_m(rng: np.random.Generator, count: int) -> npt.NDArray[np.float
     for finger in range(5):
         for joint in range(4):
             hands[:, 1 + 4 * finger + joint] = [(finger - 2) * (0.02 + 0.004 * joint), -0.07 - 0.028 * joint, 0]
-    hands[:, 1:, 2] = rng.uniform(-0.1, 0.6, (count, 1)) * (hands[:, 1:, 1] + 0.07)
+    hands[:, 1:, 2] = rng.uniform(-0.6, 0.1, (count, 1)) * (hands[:, 1:, 1] + 0.07)
     axis_angle = rng.uniform(-0.5, 0.5, (count, 3))
     turned = np.stack([hand @ cv2.Rodrigues(turn)[0].T for hand, turn in zip(hands, axis_angle, strict=True)])
     offset = rng.uniform([-0.03, 0.02, 0.55], [0.03, 0.1, 0.75], (count, 3))
