@@ -90,6 +90,7 @@ CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px / SIDE_PX + 0.5}),
     (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px + np.eye(21)[:, :1] * 1e30}),
     (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px / 100 + 32}),
+    (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px * (np.arange(21)[:, None] > 3)}),
     (rules.joints_apart_from_keypoints, {"keypoints_px": lambda points_px: points_px[:, [0, *range(20, 0, -1)]]}),
 ]
 
