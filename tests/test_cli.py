@@ -124,16 +124,21 @@ def test_a_backend_of_matplotlib_for_notebooks_changes_nothing(tmp_path: Path) -
     assert "is not a run's folder" in call.stderr
 
 
-INTERRUPT = "os.kill(os.getpid(), signal.SIGINT)"
+KILL = "os.kill(os.getpid(), signal.{})"
 
 
 @pytest.mark.parametrize(
-    ("name", "program"),
-    [("click.py", INTERRUPT), ("sitecustomize.py", f"import atexit\natexit.register(lambda: {INTERRUPT})")],
-    ids=["imports", "end"],
+    ("name", "program", "number"),
+    [
+        ("click.py", KILL, signal.SIGINT),
+        ("sitecustomize.py", f"import atexit\natexit.register(lambda: {KILL})", signal.SIGINT),
+        ("sitecustomize.py", f"import atexit\natexit.register(lambda: {KILL})", signal.SIGUSR1),
+    ],
 )
-def test_ctrl_c_during_the_imports_or_pythons_end_is_silent(name: str, program: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(f"import os, signal\n{program}\n")
+def test_a_signal_during_the_imports_or_pythons_end_is_silent(
+    name: str, program: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(f"import os, signal\n{program.format(number.name)}\n")
     call = subprocess.run(
         [sys.executable, ROOT / "cli.py", "--help"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -142,7 +147,7 @@ def test_ctrl_c_during_the_imports_or_pythons_end_is_silent(name: str, program: 
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
-    assert (call.returncode, call.stderr) == (-signal.SIGINT, "")
+    assert (call.returncode, call.stderr) == (-number, "")
 
 
 @pytest.mark.parametrize(("number", "end"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])

@@ -160,7 +160,9 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
                         members[name] = member.offset_data, member.size
                     at = tar.offset
                 end = _end_of_archive(opened, start, at)
-                odd["bytes of zeros at the end"] += (end - at) * (end - at > tarfile.RECORDSIZE + _END_BYTES)
+                odd["bytes of zeros at the end, as in a copy that was cut"] += (end - at) * (
+                    end - at > tarfile.RECORDSIZE + _END_BYTES
+                )
                 at = end
     except (tarfile.TarError, OSError, ValueError, RecursionError) as error:
         images = sum(map(_is_image, members))
@@ -169,7 +171,7 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
             "whole, uncompressed one. Copy it again, or unpack and pack it again"
         ) from error
     if odd := +odd:
-        log.warning("%s: not read: %s. Is the file whole?", file, counts_in_words(odd))
+        log.warning("%s: not read: %s", file, counts_in_words(odd))
     return [(name.encode(errors="surrogateescape"), *place) for name, place in members.items() if _is_image(name)]
 
 
