@@ -78,12 +78,13 @@ class OurLoader:
 
         As in the loader, only the regions of large images are decoded that the views reach.
         """
-        least = min(len(self.index), 512)  # files: a fair sample of mixed sizes
         with self.open() as loader:
             kept: list[Chunk] = []
             for chunk in loader.planned():
                 kept.append(chunk)
-                if len(kept) >= 8 and sum(len(chunk.files) for chunk in kept) >= least:
+                if len(kept) >= 8 and sum(len(chunk.files) for chunk in kept) >= min(
+                    len(self.index), 512
+                ):  # mixed sizes
                     break
             for chunk, _ in run_chunks(partial(decode_pipeline, loader.settings), cycle(kept)):
                 yield len(chunk.files)

@@ -74,8 +74,7 @@ class TimmEncoder(Encoder):
 
     def resampled(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Position embeddings for views of another size, and the names of a model's authors, are converted by timm."""
-        wanted = self.network.state_dict()
-        if any(key not in state or state[key].shape != value.shape for key, value in wanted.items()):
+        if any(key not in state or state[key].shape != own.shape for key, own in self.network.state_dict().items()):
             with suppress(Exception):  # no such function, or a state of another model, for which each raises its own
                 module: Any = sys.modules[type(self.network).__module__]
                 return dict(module.checkpoint_filter_fn(dict(state), self.network))

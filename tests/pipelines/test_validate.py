@@ -134,8 +134,6 @@ def test_left_hands_are_bent_as_their_mirror_images(index: Index, caplog: pytest
     left = replace(changed(index, range(COUNT), xyz_m=lambda xyz_m: xyz_m * [-1, 1, 1]), keypoints_px=None)
     validate(replace(left, mirror=np.ones(COUNT, bool)))
     assert not caplog.records
-    with one_line("14 of 20 hands have fingers that are bent to the back of the hand, .*; mirror 0"):  # others are flat
-        validate(left)
 
 
 def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(

@@ -100,8 +100,9 @@ def lost_and_notes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[s
             "one seed; pairs from one pre-training count as one, and one pair has no interval."
         ]
     if lost:
-        titles = [METRICS[name].title for name in lost]
-        notes.append(f"Both sides are no better than a constant prediction in {', '.join(titles)}.")
+        notes.append(
+            f"Both sides are no better than a constant prediction in {', '.join(METRICS[name].title for name in lost)}."
+        )
     return {"lost": lost, "notes": notes}
 
 

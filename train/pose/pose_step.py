@@ -100,8 +100,7 @@ class PoseStep(MicroBatchStep):
         return PoseStepResult(total[0], PoseLosses(*total[1:]))
 
     def _losses(self, image: Tensor, targets: PoseTargets) -> tuple[Tensor, PoseLosses]:
-        enabled = self.autocast_dtype is not None
-        with torch.autocast(self.world.device.type, dtype=self.autocast_dtype, enabled=enabled):
+        with torch.autocast(self.world.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             output = self.forward(image, targets.intrinsics)
         losses = pose_losses(output, targets, refined=self.refined)
         weights, keypoints_sides = self.weights, losses.keypoints_px / image.shape[-1]

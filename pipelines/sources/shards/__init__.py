@@ -4,6 +4,7 @@ The command `pack` writes both, or only the index of tar files that another prog
 are read at their offsets, from a folder (`LocalTars`) or from an address (`RemoteTars`).
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from peclr_dali.pipelines.config import DataConfig, box_file, is_address
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, Store
 from peclr_dali.pipelines.samples.subsets import rows_of_split
 from peclr_dali.pipelines.sources.boxes import with_boxes
+from peclr_dali.pipelines.sources.folder import files_under
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE, TARGET, TarIndex, parse_index
 from peclr_dali.pipelines.sources.shards.tar_stores import Folder, LocalTars, RemoteTars
 
@@ -38,6 +40,11 @@ def load_shards(config: DataConfig) -> Index:
             file = Path(config.root) / INDEX_FILE
             tars = parse_index(regular(file).read_bytes(), str(file))
             sizes = [(Path(config.root) / name).stat().st_size for name in tars.tars.tolist()]
+            if unread := {*files_under(Path(config.root), (".tar",))[0]} - {*tars.tars.tolist()}:
+                logging.getLogger(__name__).warning(
+                    "%s does not have %s, so it is not read; make the index again with 'python cli.py pack'",
+                    file, min(unread),
+                )  # fmt: skip
         except OSError as error:
             raise UserError(
                 f"{error.filename}: {error.strerror}; expected tar files and their index. Copy the whole folder again, "

@@ -153,7 +153,9 @@ def test_tar_files_of_webdataset_are_indexed_where_they_are(
         "not read: 1 symbolic links, 1 images of",
     ):
         assert text in printed.out + printed.err
+    shutil.copy(tmp_path / "part" / "1.tar", tmp_path / "new.tar")
     index = load_index(DataConfig("shards", str(tmp_path)))
+    assert f"{tmp_path / INDEX_FILE} does not have new.tar, so it is not read; make" in capsys.readouterr().err
     assert list(index.read_many(range(COUNT))) == list(source.read_many(range(COUNT)))
     assert index.paths[0] == f"part/0.tar/{names[0]}.jpg"
     assert not index.box_px.any()
