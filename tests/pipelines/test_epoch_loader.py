@@ -334,6 +334,7 @@ print("leaves without closing it")
 """
 
 
+@pytest.mark.slow
 def test_the_loader_does_not_change_the_process(folder: Path) -> None:
     """It also ends though nobody closed the loader."""
     done = subprocess.run(

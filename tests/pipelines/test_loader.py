@@ -273,6 +273,7 @@ assert decoder.decodes(small)
 """
 
 
+@pytest.mark.slow
 def test_lack_of_memory_is_no_fault_of_a_file() -> None:
     """Not even where DALI's message does not speak of memory, and a small image still decodes."""
     run = subprocess.run([sys.executable, "-c", LITTLE_MEMORY], capture_output=True, text=True, check=True)

@@ -43,6 +43,7 @@ def traced(function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
     return torch.compile(function, backend=counter, fullgraph=True), counter
 
 
+@pytest.mark.slow
 def test_the_pose_network_is_one_graph() -> None:
     """In training under autocast, and in evaluation; the second micro-batch of the same size needs no other."""
     network = PoseNetwork(build_encoder(EncoderConfig("resnet18", "random"), 32), PoseConfig())
