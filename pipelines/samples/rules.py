@@ -193,12 +193,12 @@ def hands_out_of_order(tables: Tables) -> Masks:
     lengths_m = np.linalg.norm(bones_m, axis=3)
     long = (lengths_m[..., 1:].max(axis=2) > 1.2 * lengths_m[:, [1, 1, 2, 3, 4], 0]).any(axis=1)
     reversed_ = lengths_m[:, 1:, 3].sum(axis=1) > 1.2 * lengths_m[:, 1:, 1].sum(axis=1)
-    along = (bones_m[:, :, :-1] * bones_m[:, :, 1:]).sum(axis=3) <= -0.87 * lengths_m[:, :, :-1] * lengths_m[:, :, 1:]
-    bent = along.reshape(-1, 15)[:, 1:].any(axis=1)  # from the palm's centre, the way to the thumb turns back
+    bent = (bones_m[:, :, :-1] * bones_m[:, :, 1:]).sum(axis=3) <= -0.87 * lengths_m[:, :, :-1] * lengths_m[:, :, 1:]
     start, near, far = [0, 5, 9, 17, 1], [1, 9, 13, 13, 5], [4, 13, 17, 9, 17]
     near_m, far_m = (np.linalg.norm(joints_m[:, start] - joints_m[:, other], axis=2) for other in (near, far))
     swapped = (near_m >= 1.1 * far_m).any(axis=1)
-    return np.isfinite(lengths_m[:, 1:]).all(axis=(1, 2)), long | reversed_ | bent | swapped
+    folded = bent.reshape(-1, 15)[:, 1:].any(axis=1)  # not the thumb's first joint, where the way from a palm turns
+    return np.isfinite(lengths_m[:, 1:]).all(axis=(1, 2)), long | reversed_ | folded | swapped
 
 
 def hands_bent_back(tables: Tables) -> Masks:
