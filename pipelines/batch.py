@@ -133,8 +133,7 @@ class BatchMemory:
         """(N, 3, S, S) uint8, channels-last in memory."""
         shape = self._rows, side_px, side_px, 3
         if self._pin or self._made_on.type == "cuda":
-            pin = self._made_on.type == "cpu"
-            pixels = torch.empty(shape, dtype=torch.uint8, device=self._made_on, pin_memory=pin)
+            pixels = torch.empty(shape, dtype=torch.uint8, device=self._made_on, pin_memory=self._made_on.type == "cpu")
         else:
             spare = self._spare[side_px]
             buffer = spare.pop() if spare else np.empty(shape, np.uint8)  # NumPy asks for huge pages

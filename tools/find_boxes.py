@@ -187,8 +187,7 @@ def main(images: Path, out: Path, cut_into: Path | None, confidence: float, most
         writer = csv.writer(file)
         writer.writerows([] if text else [COLUMNS])
         rows = [line for line in lines if len(line) > 5]
-        known = {row[0].removeprefix("./") for row in rows}
-        todo = [name for name in names if name not in known]
+        todo = sorted({*names} - {row[0].removeprefix("./") for row in rows})
         find = partial(rows_of, partial(new_detector, confidence, most), images)
         with ThreadPoolExecutor(jobs) as pool:
             for of_image in tqdm(pool.map(find, todo), total=len(todo), unit=" images", disable=None):

@@ -105,8 +105,7 @@ def check_first_step(run: AnyRun, state: TrainState, step: Callable[[Batch], R],
     world = run.world
     try:
         with loader, before_the_loader(world.device):
-            batch = next(iter(loader))
-            loss = step(batch.to(world.device)).loss.item()
+            loss = step(next(iter(loader)).to(world.device)).loss.item()
     except torch.OutOfMemoryError as error:
         raise UserError(f"the first step needs more memory: {in_one_line(error, 300)} {LESS_MEMORY}") from error
     if not math.isfinite(loss):

@@ -183,8 +183,7 @@ def scenes_of(recipe: Recipe, part: DatasetPart, pose: int) -> list[int]:
     rng = np.random.default_rng([recipe.seed, _PLACE_STREAM, part.number, pose])
     places: list[int] = []
     while len(places) < part.versions:
-        count = min(recipe.scenes, part.versions - len(places))
-        places += rng.choice(recipe.scenes, size=count, replace=False).tolist()
+        places += rng.choice(recipe.scenes, min(recipe.scenes, part.versions - len(places)), replace=False).tolist()
     return places
 
 

@@ -84,9 +84,8 @@ def draw_sleeve(rng: np.random.Generator, parts: Floats, share: float) -> Floats
     start = parts[ARM : ARM + 2, 0:3].mean(axis=0)
     axis = parts[ARM : ARM + 2, 3:6].mean(axis=0)
     axis /= np.linalg.norm(axis)
-    # Half the distance of the two bones plus their flesh, where the cuff ends.
-    radius = float(parts[ARM, 6] + 0.016 + slack_m + 0.02 * cuff_m)
-    return np.array([*(start + cuff_m * axis), *axis, radius, 1.0])
+    # The radius: half the distance of the two bones plus their flesh, where the cuff ends.
+    return np.array([*(start + cuff_m * axis), *axis, float(parts[ARM, 6] + 0.016 + slack_m + 0.02 * cuff_m), 1.0])
 
 
 def draw_prop(rng: np.random.Generator, bare: Solids, rotation: Floats, wrist_m: Floats) -> Floats:

@@ -80,8 +80,7 @@ def view_pipeline(settings: Settings, augmentations: Sequence[Augmentation], chu
         outputs, of_each = [], iter(nodes[len(of_image) :])
         for augmentation, times, of_view in zip(augmentations, halvings, of_views, strict=True):
             view = {name: next(of_each) for name in of_view}
-            made = _view(image, view, augmentation, times)
-            outputs += [made, view["matrix"], view["source_to_view_px"]]
+            outputs += [_view(image, view, augmentation, times), view["matrix"], view["source_to_view_px"]]
         pipeline.set_outputs(*outputs)
     pipeline.build()
     return pipeline

@@ -111,8 +111,7 @@ class CpuViews(Renderer):
         (decoded,) = outputs
         address = _addresses(decoded, plan)
         pixels = _copy_matrices(plan, views)
-        threads = self._settings.threads
-        shares = start_views(self._pool, threads, address, decoded, plan, self._augmentations, pixels)
+        shares = start_views(self._pool, self._settings.threads, address, decoded, plan, self._augmentations, pixels)
         self.finish()  # the chunk before only now, so that the threads have work when it is done
         self._shares = shares
 

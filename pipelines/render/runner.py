@@ -56,8 +56,8 @@ class FileDecoder:
 
     def __init__(self, settings: Settings) -> None:
         self._chunk: Chunk
-        chunks = iter(lambda: self._chunk, None)  # whichever is decoded next, without end
-        self._pipeline = decode_pipeline(replace(settings, prefetch=1), chunks)
+        # The chunks are whichever is decoded next, without end.
+        self._pipeline = decode_pipeline(replace(settings, prefetch=1), iter(lambda: self._chunk, None))
 
     def error(self, chunk: Chunk) -> RuntimeError | None:
         """DALI's error when a chunk is decoded, in its regions; None if all its files decode."""

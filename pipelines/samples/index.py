@@ -225,8 +225,7 @@ class Index:
 def project_px(intrinsics: AnyArray, xyz_m: AnyArray) -> AnyArray:
     """Project points (N, K, 3) to pixels (N, K, 2) by (N, 3, 3) or (3, 3). Points behind the camera give NaN."""
     homogeneous = xyz_m @ np.swapaxes(intrinsics, -1, -2)
-    depth = np.where(homogeneous[..., 2:] > 0, homogeneous[..., 2:], np.nan)
-    return np.asarray(homogeneous[..., :2] / depth)
+    return np.asarray(homogeneous[..., :2] / np.where(homogeneous[..., 2:] > 0, homogeneous[..., 2:], np.nan))
 
 
 def _read_or_error(path: str) -> Bytes:

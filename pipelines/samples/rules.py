@@ -62,6 +62,13 @@ def boxes_without_pixels(tables: Tables) -> Masks:
     return side_px > 0, (side_px < 2.0) | (np.minimum(x_px, y_px) + side_px / 2 <= 0)
 
 
+def boxes_of_both_sides(tables: Tables) -> Masks:
+    """Left hands with the box of a right one of the same group."""
+    box_px, left = np.ascontiguousarray(tables["box_px"], np.float32), tables["mirror"]
+    keys = tables["group"] + box_px.view(np.int32) @ np.array([2**20 + 7, 2**31 - 1, 2**45 - 55])  # as of a hash
+    return box_px[:, 2] > 0, left & np.isin(keys, keys[~left])
+
+
 def boxes_beyond_images(tables: Tables) -> Masks:
     """Boxes whose centre is right of or below the image, or 20 times as large, in which the image is a dot."""
     box_px, size_px = tables["box_px"], tables["size_px"]
@@ -313,7 +320,8 @@ RULES = (
         cameras_of_other_sizes,
         ("common_size_px", "K", "keypoints_px"),
         "images have another size than their labels",
-        "Expected the camera's centre, or the hand's, near the middle of the image. Use images and labels of one size.",
+        "Expected the camera's centre, or the hand's, near the middle of the image. Use images and labels of one size. "
+        "Or were the labels made before EXIF turned the images? Then turn them.",
         most=0,
     ),
     Rule(
@@ -321,7 +329,7 @@ RULES = (
         ("size_px", "K", "keypoints_px"),
         "cameras and hands are far from the middle of their images",
         "Expected one of them there, unless these are parts of larger images. Do the cameras belong to images of "
-        "another size?",
+        "another size, or to these before EXIF turned them?",
         most=1,
     ),
     Rule(
@@ -343,6 +351,12 @@ RULES = (
         ("box_px",),
         "boxes show nothing of their images",
         "Expected pixels of the image as displayed. Are these fractions of the image?",
+    ),
+    Rule(
+        boxes_of_both_sides,
+        ("box_px", "group", "mirror"),
+        "boxes are those of a right hand and of a left one",
+        "Expected one hand in each box, or boxes of their own. Remove the wrong hand.",
     ),
     Rule(
         boxes_beyond_images,
@@ -436,5 +450,4 @@ def find_faults(index: Index, size_px: DoubleArray) -> Iterator[Fault]:
                 judged, wrong = rule.masks(tables)
             rows = np.flatnonzero(judged & wrong)
             if len(rows):
-                shown = {name: tables[name] for name in rule.tables[:2]}
-                yield Fault(rule, index, rows, int(judged.sum()), shown)
+                yield Fault(rule, index, rows, int(judged.sum()), {name: tables[name] for name in rule.tables[:2]})

@@ -4,6 +4,7 @@ Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the format is tha
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,8 @@ _LABELS = {
 
 _WITHOUT_BOX = ("none", "unreadable")
 _HANDS = ("left", "right", *_WITHOUT_BOX)
+
+_BOTH = re.compile("left.*right|right.*left", re.IGNORECASE)
 
 _log = logging.getLogger(__name__)
 
@@ -324,11 +327,20 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
         as the file says, NaN for what it does not.
 
     Raises:
-        UserError: an annotation is of an image that the file does not list, or several images have the same id.
+        UserError: an annotation is of an image that the file does not list, several images have the same id, or a
+            category is of left and right hands.
         Exception: the content has another form.
     """
     images, annotations = content["images"], content["annotations"]
     listed = Entries([image["id"] for image in images], file, "images")
+    if len({repr(image.get("file_name")) for image in images}) < len(images):
+        _log.warning("%s: several of its %d images have the same file_name; they are taken for one", file, len(images))
+    both = [category for category in content.get("categories", []) if _BOTH.search(str(category.get("name")))]
+    if both:
+        raise UserError(
+            f"{file}: the name of a category is {str(both[0]['name'])[:80]!r}, with left and right; expected one of "
+            "them, or neither for right hands. Make two categories of it, or rename it."
+        )
     first = np.unique([hash(repr({"id": 0, **entry} | {"id": 0})) for entry in annotations], return_index=True)[1]
     if len(first) < len(annotations):
         _log.warning("%s: %d annotations repeat others, and are left out", file, len(annotations) - len(first))

@@ -118,8 +118,7 @@ def _films(root: Path, setup: str) -> Iterator[tuple[str, str, str]]:
             )
         for number, sequence in enumerate(sequences):
             for view, camera in enumerate(CAMERAS):
-                split = split_of(setup, int(folder.name[-2:]) - 1, view, number)
-                yield f"{folder.name}/{sequence}", camera, split
+                yield f"{folder.name}/{sequence}", camera, split_of(setup, int(folder.name[-2:]) - 1, view, number)
 
 
 def _meta(file: Path) -> tuple[int, bool]:

@@ -60,8 +60,7 @@ def test_files_are_checked_before_anything_is_measured(images: Path, tmp_path: P
     """Peers get a square for each whole image."""
     cv2.imwrite(str(images / "wide.png"), np.zeros((20, 60, 3), np.uint8))
     index = load_index(DataConfig(source="folder", root=str(images)))
-    files = checked_files(index, 128)
-    assert files.boxes_px.tolist() == [[24, 24, 48]] * 48 + [[30, 10, 60]]
+    assert checked_files(index, 128).boxes_px.tolist() == [[24, 24, 48]] * 48 + [[30, 10, 60]]
     (images / "03.jpg").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"03\.jpg: cannot be used\. .*data\.bad_list="):
         checked_files(index, 128)

@@ -81,8 +81,7 @@ def test_every_study_trains_what_it_compares(configs: Configs, tmp_path: Path, m
         assert scale.folder.name == name
         for number, config in enumerate(configs.values()):
             assert config.encoder.weights in {"random", "imagenet", SHIPPED, *[*configs][:number]}
-        texts = {repr(config).replace(repr(out), "") for out, config in configs.items()}
-        assert len(texts) == len(configs)
+        assert len({repr(config).replace(repr(out), "") for out, config in configs.items()}) == len(configs)
         assert all(shared.setdefault(out, config) == config for out, config in configs.items())
         published = {row["arm"]: row["published"] for row in made.rows if row["kind"] == "arm"}
         on = {network.arm: network.on for network in made.networks}

@@ -28,7 +28,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_a_command_uses_freed_memory_again_without_new_pages_and_an_import_does_not() -> None:
     def faults(how: str) -> int:
         words = [sys.executable, "-c", FAULTS, how]
-        run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-        return int(run.stdout.splitlines()[-1])
+        return int(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
     assert faults("commanded") < 100 < faults("imported")

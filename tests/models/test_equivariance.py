@@ -70,8 +70,7 @@ def test_equals_a_loop_over_samples_and_points(variant: Variant) -> None:
         extent = points.max(0) - points.min(0) if variant == "paper" else np.full(2, 128.0)
         for i, point in enumerate(points):
             expected[n, 2 * i : 2 * i + 2] = np.linalg.solve(linear, point - shift * extent)
-    back = undo_view(projection, matrix, variant, output_side_px=128)
-    np.testing.assert_allclose(back.numpy(), expected, atol=1e-11)
+    np.testing.assert_allclose(undo_view(projection, matrix, variant, output_side_px=128).numpy(), expected, atol=1e-11)
 
 
 def test_upstream_equals_the_authors_procedure_written_as_a_loop() -> None:

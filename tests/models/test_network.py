@@ -73,8 +73,7 @@ POLES = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
     ],
 )
 def test_health_in_closed_form(first: Tensor, second: Tensor, expected: tuple[float, float, float]) -> None:
-    figures = health(torch.stack([first, second]))
-    assert [figure.item() for figure in figures] == pytest.approx(expected, abs=1e-12)
+    assert [figure.item() for figure in health(torch.stack([first, second]))] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -118,8 +118,7 @@ def test_fewer_nodes_give_the_same_pixels(needed: int, fill: int | Literal["edge
         assert pipeline.exec_dynamic  # the GPU's kernel relies on it
         assert nodes_of(pipeline, "Resize") == 2 * halvings
         assert nodes_of(pipeline, "Pad") == (halvings > 0 and fill != "edge")
-        outputs = pipeline.run()
-        made.append([np.asarray(output.as_tensor()) for output in outputs])
+        made.append([np.asarray(output.as_tensor()) for output in pipeline.run()])
     for few, many in zip(*made, strict=True):
         np.testing.assert_array_equal(few, many)
 

@@ -136,6 +136,16 @@ def test_left_hands_are_bent_as_their_mirror_images(index: Index, caplog: pytest
     assert not caplog.records
 
 
+def test_a_box_is_not_of_both_hands(index: Index, caplog: pytest.LogCaptureFixture) -> None:
+    """Of one image; the same box in another image may be."""
+    first = np.arange(COUNT) // 2 * 2
+    boxed = Index("boxes", index.root, index.paths, index.box_px[first], mirror=np.arange(COUNT) % 2 == 1)
+    validate(replace(boxed, group=np.arange(COUNT)))
+    assert not caplog.records
+    validate(replace(boxed, group=first))
+    assert "10 of 20 boxes are those of a right hand and of a left one, the first is 1.png" in caplog.text
+
+
 def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(
     index: Index, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,5 +188,5 @@ def test_boxes_may_end_outside_of_their_images(
 
 
 def test_each_rule_is_tested() -> None:
-    of_images = {rules.sizes_that_differ, rules.cameras_of_other_sizes}
-    assert {rule for rule, _ in CASES} | of_images == {rule.masks for rule in rules.RULES}
+    others = {rules.sizes_that_differ, rules.cameras_of_other_sizes, rules.boxes_of_both_sides}
+    assert {rule for rule, _ in CASES} | others == {rule.masks for rule in rules.RULES}

@@ -158,14 +158,14 @@ def test_every_key_is_shown_and_unset_ones_say_so(
     assert load_config(kind, [file], []) == config
 
 
-@pytest.mark.parametrize(("epochs", "warned"), [(9, True), (10, False)])
-def test_a_warm_up_longer_than_the_run_is_named(
+@pytest.mark.parametrize(("epochs", "warned"), [(9, True), (10, True), (11, False)])
+def test_a_warm_up_as_long_as_the_run_is_named(
     epochs: int, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = (f"data.root={tmp_path}", f"train.epochs={epochs}", "train.batch=4", "train.micro_batch=4")
     assert run_cli("pretrain", *as_options(settings)) == 2  # there are no images
     printed = capsys.readouterr().err
-    assert ("optim.warmup_epochs = 10 and train.epochs = 9: the learning rate only rises" in printed) == warned
+    assert (f"optim.warmup_epochs = 10 and train.epochs = {epochs}: the learning rate only rises" in printed) == warned
 
 
 def test_an_empty_file_and_one_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:

@@ -73,11 +73,10 @@ class Evaluation:
         if len(self.several) < 2:
             return confidence_intervals(differences, groups=self.index.group)
         pairs = list(zip(self.several, other.several, strict=True))
-        trials = trials_of((one.run.config, another.run.config) for one, another in pairs)
         return {
             name: interval_over_runs(
                 [one.errors.tables[name] - another.errors.tables[name] for one, another in pairs],
-                trials,
+                trials_of((one.run.config, another.run.config) for one, another in pairs),
                 self.index.groups,
             )
             for name in differences

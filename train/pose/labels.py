@@ -77,8 +77,8 @@ class PoseLabels:
         if not has_camera.all():
             # Centred on the box. The size of whole images is unknown here.
             box_px = np.where(index.box_px[:, 2:] > 0, index.box_px, np.array([112, 112, 224], np.float32))
-            assumed = cameras_of(5 * box_px[:, 2], box_px[:, :2])  # about FreiHAND's focal length
-            intrinsics = np.where(has_camera[:, None, None], intrinsics, assumed)
+            # A focal length as FreiHAND's.
+            intrinsics = np.where(has_camera[:, None, None], intrinsics, cameras_of(5 * box_px[:, 2], box_px[:, :2]))
         return cls(
             joints,
             in_metres,

@@ -93,8 +93,8 @@ def predict(
             f"none of {len(results.unreadable)} pictures can be used, such as {hands.path(0)}; expected {EXPECTED}"
         )
     results.hands_done = len(unreadable)
-    boxes_px = hands.box_px * np.array([1, 1, loaded.box_margin])  # of a whole picture, the side stays 0
-    hands = replace(hands, box_px=boxes_px.astype(np.float32))
+    # Of a whole picture, the side stays 0.
+    hands = replace(hands, box_px=(hands.box_px * np.array([1, 1, loaded.box_margin])).astype(np.float32))
     config, wanted = replace(loaded.config, pipelines=PipelinesConfig()), iter(rows.tolist())
     try:
         with ExitStack() as loaders:

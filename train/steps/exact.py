@@ -222,5 +222,4 @@ class ExactStep(MicroBatchStep, Generic[B]):
         loss = loss.detach()
         if shared is not None:
             self.world.sum_in_buckets_([gradient, loss])
-        mine = gradient[:, self.share.start : self.share.stop]
-        return loss, embeddings.detach(), self.scaler.scale(mine)
+        return loss, embeddings.detach(), self.scaler.scale(gradient[:, self.share.start : self.share.stop])

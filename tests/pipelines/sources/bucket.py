@@ -38,8 +38,7 @@ class Bucket:
         self.send("PUT", "/images")
         for file in sorted(folder.rglob("*")):
             if file.is_file():
-                sent = self.send("PUT", f"/images/packed/{file.relative_to(folder)}", file.read_bytes())
-                assert sent[0] == 200
+                assert self.send("PUT", f"/images/packed/{file.relative_to(folder)}", file.read_bytes())[0] == 200
 
         class Handler(_Handler):
             owner = self

@@ -174,9 +174,24 @@ def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> Non
     (root / "annotations.json").write_text(json.dumps(content))
     assert_refused(
         DataConfig("coco", str(root)),
-        "most boxes end outside of their images; expected bbox as x, y, width, height",
+        "most boxes end outside of their images; expected bbox as x, y, width, height.* before EXIF turned the images",
         root,
     )
+
+
+@pytest.mark.parametrize(
+    ("entries", "change", "message"),
+    [
+        ("annotations", {"num_keypoints": 21}, "num_keypoints of 1 annotations is not the number of keypoints with v"),
+        ("images", {"file_name": "images/001.jpg"}, "several of its 20 images have the same file_name"),
+    ],
+)
+def test_a_doubtful_entry_is_warned_of(
+    entries: str, change: dict[str, Any], message: str, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    changed(root, entries, **change)
+    assert len(load_coco(DataConfig("coco", str(root)))) == HANDS
+    assert message in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -204,6 +219,11 @@ def test_files_in_another_format_end_in_one_line(text: str | None, message: str,
             "annotations",
             {"keypoints": [1, 2, 2]},
             "annotation 0: keypoints are .*; expected 63 finite numbers, and 4 in bbox",
+        ),
+        (
+            "categories",
+            {"name": "hand (Right or left)"},
+            r"is 'hand \(Right or left\)', with left and right; expected one",
         ),
         ("annotations", {"bbox": [1, 2]}, r"annotation 0: keypoints are .*, bbox \[1, 2\]; expected 63 finite"),
         ("annotations", {"bbox": [9, 9, -4, 4]}, r"annotation 0: .* bbox \[9, 9, -4, 4\]; .* x, y, width, height"),

@@ -254,8 +254,7 @@ def test_arrays_are_read_as_the_json_module_reads_them(root: Path) -> None:
     rows[0][0][2] = 1.0000000000000002
     for text in (json.dumps(rows), json.dumps(rows, indent=2), "\ufeff" + json.dumps(rows, separators=(",", ":"))):
         (root / "training_xyz.json").write_text(text)
-        read = _read_labels(root, "training", 4 * POSES, 4)["xyz"]
-        np.testing.assert_array_equal(read, np.array(rows))
+        np.testing.assert_array_equal(_read_labels(root, "training", 4 * POSES, 4)["xyz"], np.array(rows))
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,7 @@ def test_evaluation_part_knows_wrist_and_box(root: Path) -> None:
 
 
 def test_published_evaluation_keypoints_are_used(root: Path) -> None:
-    joints = [ho3d_joints(seed).tolist() for seed in (7, 8, 9, 10)]
-    (root / "evaluation_xyz.json").write_text(json.dumps(joints))
+    (root / "evaluation_xyz.json").write_text(json.dumps([ho3d_joints(seed).tolist() for seed in (7, 8, 9, 10)]))
     (root / "evaluation/SM1/rgb/0001.png").unlink()  # the second row must not shift the others
     index = load_ho3d(DataConfig("ho3d", str(root), part="evaluation"))
     expected = [camera_frame(ho3d_joints(seed)) for seed in (7, 9, 10)]

@@ -107,8 +107,7 @@ def test_splits_versions_and_bad_lists_are_those_of_the_packed_data(tmp_path: Pa
         if "positive" in keys:
             np.testing.assert_equal(vars(ours.partners), vars(theirs.partners))
     write_bad_list(tmp_path / "bad.jsonl", {"shard-000000.tar/000000007.jpg": "for a test"})
-    left = load_index(DataConfig("shards", str(tmp_path / "packed"), bad_list=str(tmp_path / "bad.jsonl")))
-    assert len(left) == 79
+    assert len(load_index(DataConfig("shards", str(tmp_path / "packed"), bad_list=str(tmp_path / "bad.jsonl")))) == 79
     assert_refused(
         DataConfig("shards", str(tmp_path / "packed"), part="evaluation"),
         r"data\.part = 'evaluation': it was chosen when the tar files were made",
@@ -117,8 +116,7 @@ def test_splits_versions_and_bad_lists_are_those_of_the_packed_data(tmp_path: Pa
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the package's own: it leaves files open
 def test_webdataset_reads_the_tar_files(source: Index, packed: Path) -> None:
-    urls = sorted(str(file) for file in packed.glob("*.tar"))
-    samples = list(webdataset.WebDataset(urls, shardshuffle=False))
+    samples = list(webdataset.WebDataset(sorted(str(file) for file in packed.glob("*.tar")), shardshuffle=False))
     assert [sample["__key__"] for sample in samples] == [f"{row:09d}" for row in range(COUNT)]
     images = [sample[("jpg", "png")[row % 2]] for row, sample in enumerate(samples)]
     assert images == list(source.read_many(range(COUNT)))
