@@ -354,7 +354,7 @@ RULES = (
     ),
     Rule(
         boxes_of_both_sides,
-        ("box_px", "group", "mirror"),
+        ("box_px", "mirror", "group"),
         "boxes are those of a right hand and of a left one",
         "Expected one hand in each box, or boxes of their own. Remove the wrong hand.",
     ),
