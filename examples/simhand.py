@@ -47,8 +47,7 @@ def weighted_nt_xent(embeddings: Tensor, keypoints_px: Tensor, temperature: floa
     positive = (views[0] * views[1]).sum(dim=1) * weights_of_pairs / temperature
     unit, places = views.flatten(0, 1), points.flatten(0, 1).transpose(0, 1)  # (2N, D), (K, 2N, 2)
     weights = linear_weights(torch.cdist(places, places).mean(dim=0))  # (2N, 2N)
-    others = (unit @ unit.T * weights / temperature).fill_diagonal_(-torch.inf)
-    return others.logsumexp(dim=1).mean() - positive.mean()
+    return (unit @ unit.T * weights / temperature).fill_diagonal_(-torch.inf).logsumexp(dim=1).mean() - positive.mean()
 
 
 def linear_weights(distance: Tensor) -> Tensor:

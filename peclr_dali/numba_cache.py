@@ -34,5 +34,4 @@ def cached(njit: Callable[..., Any], **options: Any) -> Callable[[F], F]:
 
 @cache
 def _fingerprint(folder: Path) -> str:
-    files = (path.read_bytes() for path in sorted(folder.rglob("*.py")))
-    return f"_{hashlib.sha256(b''.join(files)).hexdigest()[:12]}"
+    return f"_{hashlib.sha256(b''.join(path.read_bytes() for path in sorted(folder.rglob('*.py')))).hexdigest()[:12]}"

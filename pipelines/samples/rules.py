@@ -63,10 +63,10 @@ def boxes_without_pixels(tables: Tables) -> Masks:
 
 
 def boxes_of_both_sides(tables: Tables) -> Masks:
-    """Left hands with the box of a right one of the same group."""
+    """Boxes of a right and of a left hand of the same group."""
     box_px, left = np.ascontiguousarray(tables["box_px"], np.float32), tables["mirror"]
     keys = tables["group"] + box_px.view(np.int32) @ np.array([2**20 + 7, 2**31 - 1, 2**45 - 55])  # as of a hash
-    return box_px[:, 2] > 0, left & np.isin(keys, keys[~left])
+    return box_px[:, 2] > 0, np.isin(keys, keys[left]) & np.isin(keys, keys[~left])
 
 
 def boxes_beyond_images(tables: Tables) -> Masks:
@@ -123,7 +123,7 @@ def joints_are_known(tables: Tables) -> BoolArray:
 def cameras_without_form(tables: Tables) -> Masks:
     """Cameras that are no cameras, and joints without any."""
     cameras = tables["K"]
-    sound = np.isfinite(cameras).all(axis=(1, 2)) & (cameras[:, 2] == [0, 0, 1]).all(axis=1)
+    sound = np.isfinite(cameras).all(axis=(1, 2)) & (cameras[:, [1, 2, 2, 2], [0, 0, 1, 2]] == [0, 0, 0, 1]).all(axis=1)
     sound &= (cameras[:, [0, 1], [0, 1]] >= LEAST_FOCAL_PX).all(axis=1)
     return joints_are_known(tables) | ~np.isnan(cameras[:, 0, 0]), ~sound
 
@@ -224,9 +224,9 @@ def hands_bent_back(tables: Tables) -> Masks:
 def keypoints_off_their_boxes(tables: Tables) -> Masks:
     """Hands with a keypoint five sides from its box's centre, most keypoints outside of it, or several at one place.
 
-    Four on the same place, as keypoints without a label at 0, 0; or all within a twentieth of the box, as by focal
-    lengths in millimetres, or in the first pixel of the image. A box of one and a half times the side has room for
-    tight boxes. Fractions of an image are up to 1, and half a pixel that COCO's source adds.
+    Or one in the first pixel of the image, as keypoints without a label at 0, 0 or -1, -1; four on the same place; or
+    all within a fifth of the box, as fractions of an image, or by focal lengths in millimetres. A box of one and a half
+    times the side has room for tight boxes.
     """
     box_px, points_px = tables["box_px"], tables["keypoints_px"]
     offset_px = np.maximum(*np.moveaxis(np.abs(points_px - box_px[:, None, :2]), 2, 0))  # (N, K)
@@ -236,19 +236,20 @@ def keypoints_off_their_boxes(tables: Tables) -> Masks:
     outside = 2 * (offset_px > 0.75 * box_px[:, 2:]).sum(axis=1) > count
     same = (np.diff(np.sort(points_px @ [1, 1j], axis=1), axis=1) == 0).sum(axis=1) > 2
     with_all = np.where(known[..., None], points_px, box_px[:, None, :2])
-    together = (count > 4) & ((with_all.max(axis=1) - with_all.min(axis=1)).max(axis=1) < 0.05 * box_px[:, 2])
-    fractions = ((np.maximum(*np.moveaxis(np.abs(points_px), 2, 0)) <= 1.5) | ~known).all(axis=1)
+    together = (count > 4) & ((with_all.max(axis=1) - with_all.min(axis=1)).max(axis=1) < 0.2 * box_px[:, 2])
     far = offset_px.max(axis=1) > 5.0 * box_px[:, 2]
-    return (box_px[:, 2] > 0) & (count > 0), far | outside | same | together | fractions
+    corner = (np.abs(points_px).max(axis=2) <= 1).any(axis=1)
+    return (box_px[:, 2] > 0) & (count > 0), far | outside | same | together | corner
 
 
 def joints_apart_from_keypoints(tables: Tables) -> Masks:
-    """Hands whose joints are projected to points that are 0.15 sides of the box from their keypoints in the mean."""
+    """Hands whose joints are projected 0.15 sides of the box from their keypoints in the mean, or one of them 0.5."""
     side_px, points_px = tables["box_px"][:, 2], tables["keypoints_px"]
     apart_px = np.linalg.norm(points_px - project_px(tables["K"], tables["xyz_m"]), axis=2)
     known = ~np.isnan(apart_px)  # (N, K)
-    total_px = np.where(known, apart_px, 0).sum(axis=1)
-    return known.any(axis=1) & (side_px > 0), total_px > 0.15 * side_px * known.sum(axis=1)
+    apart_px = np.where(known, apart_px, 0)
+    wrong = (apart_px.sum(axis=1) > 0.15 * side_px * known.sum(axis=1)) | (apart_px.max(axis=1) > 0.5 * side_px)
+    return known.any(axis=1) & (side_px > 0), wrong
 
 
 RULES = (
@@ -257,7 +258,7 @@ RULES = (
         ("K",),
         "hands have no valid camera matrix K",
         f"Expected fx, fy, cx and cy in pixels of each hand with 3D joints, focal lengths of {LEAST_FOCAL_PX:g} px or "
-        "more and a last row of 0, 0, 1. Add or mend them. Is K transposed?",
+        "more, no skew of y and a last row of 0, 0, 1. Add or mend them. Is K transposed?",
         most=0,
     ),
     Rule(
@@ -370,7 +371,8 @@ RULES = (
         ("keypoints_px", "box_px"),
         "hands have keypoints far from their boxes, or several at one place",
         "Expected boxes and keypoints, x before y, in pixels of the image as displayed, not fractions. Do the cameras "
-        "belong to images of another size, or are they in millimetres? Are keypoints at 0, 0 not labelled?",
+        "belong to images of another size, or are they in millimetres? "
+        "Are keypoints at 0, 0 or -1, -1 not labelled? Leave these empty.",
     ),
     Rule(
         joints_apart_from_keypoints,

@@ -30,6 +30,7 @@ _LABELS = {
 _WITHOUT_BOX = ("none", "unreadable")
 _HANDS = ("left", "right", *_WITHOUT_BOX)
 
+_OF_A_HAND = ("image_id", "category_id", "bbox", "keypoints", "iscrowd")
 _BOTH = re.compile("left.*right|right.*left", re.IGNORECASE)
 
 _log = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ def _coco_rows(file: Path) -> Iterator[_Row]:
         category = categories[listed.row(entry.get("category_id"), place)]["name"] if categories else ""
         edges, bbox = entry["bbox"], as_numbers(entry["bbox"])
         if bbox is not None and bbox.shape == (4,):
-            edges = [*bbox[:2], *(bbox[:2] + bbox[2:])]
+            edges = [*bbox[:2].tolist(), *(bbox[:2] + bbox[2:]).tolist()]
             bboxes.append(bbox)
             sizes_px.append(size_px)
         yield _Row(place, name, edges, "left" if "left" in str(category).lower() else "right", size_px=size_px)
@@ -198,7 +199,7 @@ def _edges_px(row: _Row) -> DoubleArray:
     if (
         edges_px is None
         or edges_px.shape != (4,)
-        or not np.isfinite(edges_px).all()
+        or not (np.abs(edges_px) < 1e7).all()
         or (edges_px[2:] <= edges_px[:2]).any()
     ):
         raise UserError(
@@ -250,7 +251,7 @@ def with_boxes(index: Index, file: Path) -> Index:
 
     If the file says which hand a box shows, each of its hands is a sample, left ones are mirrored, images without a
     hand are left out, and landmarks become keypoints. Otherwise an image without a box is used whole. 3D joints become
-    the targets "xyz_m" and "K"; without landmarks, their projections are the keypoints.
+    the targets "xyz_m" and "K", and their projections the keypoints of hands without landmarks.
 
     Raises:
         UserError: as for `read_boxes`.
@@ -259,8 +260,11 @@ def with_boxes(index: Index, file: Path) -> Index:
     if boxes.mirror is None:
         return replace(index, box_px=_with_whole_images(boxes, file, index.paths), label_file=str(file))
     images, left = len(np.unique(boxes.image)), np.count_nonzero(boxes.mirror)
-    found = f"{len(boxes.image)} hands, {left} of them left, in {images} of {len(index)} images"
-    _log.info("%s: %s%s", file, found, "; images without a hand are left out" if images < len(index) else "")
+    _log.info(
+        "%s: %d hands, %d of them left, in %d of %d images%s",
+        *(file, len(boxes.image), left, images, len(index)),
+        "; images without a hand are left out" if images < len(index) else "",
+    )
     keypoints_px, targets = boxes.labels.get("keypoints_px"), {}
     if "xyz_m" in boxes.labels:
         xyz_m = boxes.labels["xyz_m"].reshape(-1, len(HAND), 3)
@@ -268,8 +272,9 @@ def with_boxes(index: Index, file: Path) -> Index:
         cameras[:, 2, 2] = 1
         cameras[:, [0, 1, 0, 1], [0, 1, 2, 2]] = boxes.labels.get("camera_px", np.nan)  # NaN where a hand has none
         targets = {"K": cameras, "xyz_m": xyz_m}
-        if keypoints_px is None:
-            keypoints_px = project_px(cameras.astype(np.float64), xyz_m.astype(np.float64)).astype(np.float32)
+        given_px = np.nan if keypoints_px is None else keypoints_px.reshape(-1, len(HAND), 2)
+        projected_px = project_px(cameras.astype(np.float64), xyz_m.astype(np.float64))
+        keypoints_px = np.where(np.isnan(given_px), projected_px, given_px).astype(np.float32)
     return replace(
         replace(index, group=index.groups).select(boxes.image),  # those of an image stay together
         box_px=boxes.box_px,
@@ -286,8 +291,10 @@ def _with_whole_images(boxes: Boxes, file: Path, names: Sequence[str]) -> FloatA
     boxes_px[boxes.image] = boxes.box_px
     without = np.setdiff1d(np.arange(len(names)), boxes.image)
     if len(without):
-        counts = f"{len(without)} of {len(names)} images ({names[without[0]]} the first)"
-        _log.warning("%s: no box for %s; for these, the whole image is used", file, counts)
+        _log.warning(
+            "%s: no box for %d of %d images (%s the first); for these, the whole image is used",
+            *(file, len(without), len(names), names[without[0]]),
+        )
     return boxes_px
 
 
@@ -333,7 +340,7 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
     """
     images, annotations = content["images"], content["annotations"]
     listed = Entries([image["id"] for image in images], file, "images")
-    if len({repr(image.get("file_name")) for image in images}) < len(images):
+    if len({plain_name(str(image.get("file_name"))) for image in images}) < len(images):
         _log.warning("%s: several of its %d images have the same file_name; they are taken for one", file, len(images))
     both = [category for category in content.get("categories", []) if _BOTH.search(str(category.get("name")))]
     if both:
@@ -341,7 +348,7 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
             f"{file}: the name of a category is {str(both[0]['name'])[:80]!r}, with left and right; expected one of "
             "them, or neither for right hands. Make two categories of it, or rename it."
         )
-    first = np.unique([hash(repr({"id": 0, **entry} | {"id": 0})) for entry in annotations], return_index=True)[1]
+    first = np.unique([hash(repr(list(map(entry.get, _OF_A_HAND)))) for entry in annotations], return_index=True)[1]
     if len(first) < len(annotations):
         _log.warning("%s: %d annotations repeat others, and are left out", file, len(annotations) - len(first))
     for number in np.sort(first).tolist():

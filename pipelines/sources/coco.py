@@ -47,7 +47,7 @@ def load_coco(config: DataConfig) -> Index:
         has none. Without a box, an annotation of a single keypoint is left out: it does not say how large a hand is.
 
     Raises:
-        UserError: the file is missing or does not fit the format; a part or a file of boxes is chosen.
+        UserError: the file is missing, does not fit the format or has no hand; a part or a file of boxes is chosen.
     """
     refuse_key(config, "box", "COCO's annotations hold the boxes")
     refuse_key(config, "part", "COCO's annotations have no parts, but data.split and data.annotations")
@@ -64,15 +64,20 @@ def load_coco(config: DataConfig) -> Index:
         listed = Entries([category.get("id") for category in hands], file, "categories of hands")
         for place, entry, name, size_px in coco_annotations(file, content):
             keypoints, bbox = _numbers(place, entry)
-            kind = listed.row(entry.get("category_id"), place) if len(hands) > 1 else 0
-            count = np.count_nonzero(keypoints[:, 2] > 0)
-            miscounted += entry.get("num_keypoints", count) != count
+            kind = listed.row(entry.get("category_id"), place) if len(hands) > 1 or "category_id" in entry else 0
+            count = int((keypoints[:, 2] > 0).sum())
+            miscounted += entry.get("num_keypoints") not in (None, count)
             if count:
                 names.append(name)
                 labels.append(keypoints[orders[kind]])
                 is_left.append("left" in str(hands[kind].get("name")).lower())
                 bboxes.append(bbox)
                 sizes_px.append(size_px)
+    if not names:
+        raise UserError(f"{file}: no annotation has a keypoint with v > 0; expected hands. Give another file.")
+    log.info(
+        "%s: %d hands, %d of them left, of %d annotations", file, len(names), sum(is_left), len(content["annotations"])
+    )
     if miscounted:
         log.warning("%s: num_keypoints of %d annotations is not the number of keypoints with v > 0", file, miscounted)
     points, bbox, size_px = np.array(labels).reshape(-1, len(HAND), 3), np.reshape(bboxes, (-1, 4)), np.array(sizes_px)
@@ -105,9 +110,10 @@ def _numbers(place: str, entry: dict[str, Any]) -> tuple[DoubleArray, DoubleArra
     if (
         keypoints is None
         or keypoints.shape != (3 * len(HAND),)
-        or not np.isfinite(keypoints).all()
+        or not (np.abs(keypoints) < 1e7).all()
         or bbox is None
         or bbox.shape != (4,)
+        or not (np.abs(bbox) < 1e7).all()
         or (bbox[2:] < 0).any()
     ):
         raise UserError(

@@ -112,6 +112,5 @@ def earlier_drawings(folder: Path, *, force: bool) -> set[str]:
     except UserError:  # there are no predictions, also after a call that was killed
         return set()
     drawn = {Path(prediction["drawing"]).name for prediction in predictions if isinstance(prediction["drawing"], str)}
-    foreign = [folder / name for name in names if re.match(r"\d{4,}_", name) and name not in drawn]
-    require_new(*foreign, force=force)
+    require_new(*(folder / name for name in names if re.match(r"\d{4,}_", name) and name not in drawn), force=force)
     return drawn

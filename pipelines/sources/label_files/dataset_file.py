@@ -64,8 +64,7 @@ def read_json_array(file: Path, shape: tuple[int, ...]) -> DoubleArray:
         if array.shape[1:] == (1,) and not shape:
             array = array[:, 0]
         if not array.ndim or array.shape[1:] != shape or not np.isfinite(array).all():
-            finite = "" if np.isfinite(array).all() else ", not all finite"
-            raise ValueError(f"an array of shape {array.shape}{finite}")
+            raise ValueError(f"an array of shape {array.shape}{'' if np.isfinite(array).all() else ', not all finite'}")
         return array
 
 

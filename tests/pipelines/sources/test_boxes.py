@@ -123,20 +123,21 @@ def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path, root:
         )
 
 
-@pytest.fixture
-def labelled(tmp_path: Path) -> tuple[Path, Index]:
+@pytest.fixture(params=["", "empty landmarks"])
+def labelled(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Index]:
     """A small FreiHAND as a folder with a CSV of its boxes, 3D joints and cameras; every third hand is a left one."""
+    landmarks = [f"{name}_{axis}" for name in HAND.keypoints for axis in "xy"] if request.param else []
     write_hands(tmp_path / "hands", 6)
     index = load_index(DataConfig(root=str(tmp_path / "hands"), box="joints", box_margin=1.0))
-    header = [*HEADER.split(","), *(f"{name}_{axis}_m" for name in HAND.keypoints for axis in "xyz"), "fx,fy,cx,cy"]
-    rows = [",".join(header)]
+    joints = [f"{name}_{axis}_m" for name in HAND.keypoints for axis in "xyz"]
+    rows = [",".join([HEADER, *landmarks, *joints, "fx,fy,cx,cy"])]
     for number, (path, box_px, xyz_m, camera) in enumerate(
         zip(index.paths, index.box_px, index.targets["xyz_m"], index.targets["K"], strict=True)
     ):
         edges = [*(box_px[:2] - box_px[2] / 2), *(box_px[:2] + box_px[2] / 2)]
-        hand = ["right", "right", "left"][number % 3]
         camera[:2] += np.array([[10, 0, 3], [0, 20, -2]])  # no number twice
-        rows.append(",".join(map(str, [path, *edges, hand, *xyz_m.ravel(), *camera[[0, 1, 0, 1], [0, 1, 2, 2]]])))
+        hand = [("right", "right", "left")[number % 3], *[""] * len(landmarks)]
+        rows.append(",".join(map(str, [path, *edges, *hand, *xyz_m.ravel(), *camera[[0, 1, 0, 1], [0, 1, 2, 2]]])))
     (tmp_path / "joints.csv").write_text("\n".join(rows))
     return tmp_path / "joints.csv", index
 

@@ -64,7 +64,7 @@ def test_hands_are_as_they_were_annotated(root: Path) -> None:
 
 def test_an_annotation_that_comes_twice_counts_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     content = json.loads((root / "annotations.json").read_text())
-    content["annotations"][5:5] = [{"id": 9, **content["annotations"][3]}, content["annotations"][4]]
+    content["annotations"][5:5] = [{"id": 9, "area": 4, **content["annotations"][3]}, content["annotations"][4]]
     (root / "annotations.json").write_text(json.dumps(content))
     assert len(load_coco(DataConfig("coco", str(root)))) == HANDS
     assert caplog.messages == [f"{root / 'annotations.json'}: 2 annotations repeat others, and are left out"]
@@ -183,7 +183,8 @@ def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> Non
     ("entries", "change", "message"),
     [
         ("annotations", {"num_keypoints": 21}, "num_keypoints of 1 annotations is not the number of keypoints with v"),
-        ("images", {"file_name": "images/001.jpg"}, "several of its 20 images have the same file_name"),
+        ("annotations", {"num_keypoints": [20, 20]}, "num_keypoints of 1 annotations is not the number of keypoints"),
+        ("images", {"file_name": "./images/001.jpg"}, "several of its 20 images have the same file_name"),
     ],
 )
 def test_a_doubtful_entry_is_warned_of(
@@ -200,6 +201,10 @@ def test_a_doubtful_entry_is_warned_of(
         (None, "No such file or directory; expected keypoints in COCO's JSON format. Check data.root"),
         ("{", "cannot be read .*; expected keypoints in COCO's JSON format.* mend the file"),
         ("[]", "TypeError.*; expected keypoints in COCO's JSON format"),
+        (
+            json.dumps({"images": [], "annotations": [], "categories": [{"keypoints": HAND.keypoints}]}),
+            "no annotation has a keypoint with v > 0; expected hands",
+        ),
         (
             '{"categories": [{"keypoints": ["nose"]}]}',
             r"have the keypoints \[\['nose'\]\]; expected those of a hand in each",
@@ -225,6 +230,9 @@ def test_files_in_another_format_end_in_one_line(text: str | None, message: str,
             {"name": "hand (Right or left)"},
             r"is 'hand \(Right or left\)', with left and right; expected one",
         ),
+        ("annotations", {"category_id": 9}, "annotation 0: none of the 1 categories of hands has the id '9'"),
+        ("annotations", {"bbox": [1, 2, np.inf, 4]}, r"annotation 0: .* bbox \[1, 2, inf, 4\]; .* finite numbers"),
+        ("annotations", {"keypoints": [1e300] * 63}, "annotation 0: keypoints are .*; expected 63 finite numbers"),
         ("annotations", {"bbox": [1, 2]}, r"annotation 0: keypoints are .*, bbox \[1, 2\]; expected 63 finite"),
         ("annotations", {"bbox": [9, 9, -4, 4]}, r"annotation 0: .* bbox \[9, 9, -4, 4\]; .* x, y, width, height"),
         ("annotations", {"bbox": [1, 2, True, 4]}, "annotation 0 has true or false in place of a number"),
