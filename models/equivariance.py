@@ -124,8 +124,7 @@ def _range(points: Tensor, kind: Extent) -> Tensor:
 def _map(linear: Tensor, points: Tensor) -> Tensor:
     """Apply matrices (N, 2, 2) to points (N, m, 2)."""
     x, y = points[..., 0], points[..., 1]  # (N, m)
-    rows = [linear[:, i, 0, None] * x + linear[:, i, 1, None] * y for i in range(2)]
-    return torch.stack(rows, dim=-1)
+    return torch.stack([linear[:, i, 0, None] * x + linear[:, i, 1, None] * y for i in range(2)], dim=-1)
 
 
 def _determinant(linear: Tensor) -> Tensor:

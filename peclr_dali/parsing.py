@@ -39,12 +39,20 @@ def parse_json(text: str | bytes) -> Any:
     """Parse a JSON document.
 
     Raises:
-        ValueError: the text is not JSON, not UTF-8, nested too deeply, or has a number with too many digits.
+        ValueError: the text is not JSON, not UTF-8, nested too deeply, or has a number with too many digits, or a key
+            twice.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_with_each_key_once)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a key comes twice among {str([key for key, _ in pairs])[:160]}")
+    return found
 
 
 def as_numbers(value: Any) -> npt.NDArray[np.float64] | None:

@@ -136,8 +136,7 @@ def fit_ridge(features: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, 
     standardised, intercept = (features - mean) / deviation, targets.mean(0)
     gram = standardised.mT @ standardised
     gram.diagonal().add_(alpha)
-    coefficients = torch.linalg.solve(gram, standardised.mT @ (targets - intercept))
-    weight = (coefficients / deviation[:, None]).mT
+    weight = (torch.linalg.solve(gram, standardised.mT @ (targets - intercept)) / deviation[:, None]).mT
     return weight, intercept - weight @ mean
 
 

@@ -39,5 +39,4 @@ def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int, 
         )
     each, more = divmod(micro_batches, world_size)
     start = rank * each + min(rank, more)
-    stop = start + each + (rank < more)
-    return range(start * micro_batch, stop * micro_batch)
+    return range(start * micro_batch, (start + each + (rank < more)) * micro_batch)

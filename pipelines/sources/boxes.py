@@ -259,10 +259,10 @@ def with_boxes(index: Index, file: Path) -> Index:
     boxes = read_boxes(file, index.paths)
     if boxes.mirror is None:
         return replace(index, box_px=_with_whole_images(boxes, file, index.paths), label_file=str(file))
-    images, left = len(np.unique(boxes.image)), np.count_nonzero(boxes.mirror)
+    images = len(np.unique(boxes.image))
     _log.info(
         "%s: %d hands, %d of them left, in %d of %d images%s",
-        *(file, len(boxes.image), left, images, len(index)),
+        *(file, len(boxes.image), np.count_nonzero(boxes.mirror), images, len(index)),
         "; images without a hand are left out" if images < len(index) else "",
     )
     keypoints_px, targets = boxes.labels.get("keypoints_px"), {}
@@ -342,12 +342,15 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
     listed = Entries([image["id"] for image in images], file, "images")
     if len({plain_name(str(image.get("file_name"))) for image in images}) < len(images):
         _log.warning("%s: several of its %d images have the same file_name; they are taken for one", file, len(images))
-    both = [category for category in content.get("categories", []) if _BOTH.search(str(category.get("name")))]
-    if both:
+    categories = [str(category.get("name")) for category in content.get("categories", [])]
+    if both := [name for name in categories if _BOTH.search(name)]:
         raise UserError(
-            f"{file}: the name of a category is {str(both[0]['name'])[:80]!r}, with left and right; expected one of "
+            f"{file}: the name of a category is {both[0][:80]!r}, with left and right; expected one of "
             "them, or neither for right hands. Make two categories of it, or rename it."
         )
+    used = {str(entry.get("category_id")) for entry in annotations}
+    if len(used) > 1 and not any("left" in name.lower() for name in categories):
+        _log.warning("%s: hands of %d categories, none of them named left: all are right hands", file, len(used))
     first = np.unique([hash(repr(list(map(entry.get, _OF_A_HAND)))) for entry in annotations], return_index=True)[1]
     if len(first) < len(annotations):
         _log.warning("%s: %d annotations repeat others, and are left out", file, len(annotations) - len(first))

@@ -59,8 +59,6 @@ def load_coco(config: DataConfig) -> Index:
         content = parse_json(path.read_bytes())
         hands = [category for category in content["categories"] if category.get("keypoints")]
         orders = _orders_of_keypoints(file, [category["keypoints"] for category in hands])
-        if len(hands) > 1 and not any("left" in str(category.get("name")).lower() for category in hands):
-            log.warning("%s: none of its %d categories of hands is named left: all are right hands", file, len(hands))
         listed = Entries([category.get("id") for category in hands], file, "categories of hands")
         for place, entry, name, size_px in coco_annotations(file, content):
             keypoints, bbox = _numbers(place, entry)

@@ -58,13 +58,12 @@ def load_folder(config: DataConfig) -> Index:
     if unusable:
         log.warning("%s: %d images are used; left out: %s; %s", root, len(images), counts_in_words(unusable), remedy)
     paths = sorted(images)
-    group = np.array([hash_of_name(path) for path in paths])  # so that a new image does not move the others
     index = Index(
         name="/".join(root.absolute().parts[-2:]),
         root=root,
         paths=paths,
         box_px=np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1)),
-        group=group,
+        group=np.array([hash_of_name(path) for path in paths]),  # so that a new image does not move the others
     )
     if config.box != "center":
         index = with_boxes(index, Path(config.box))

@@ -174,8 +174,7 @@ def _compose(
     to_view = np.empty_like(matrix)
     to_view[:, :, :2] = matrix[:, :, :2] * scale[:, None, None]
     to_view[mirror, :, 0] *= -1
-    center = np.einsum("nij,nj->ni", to_view[:, :, :2], box[:, :2])
-    to_view[:, :, 2] = side_px * (matrix[:, :, 2] + 0.5) - center
+    to_view[:, :, 2] = side_px * (matrix[:, :, 2] + 0.5) - np.einsum("nij,nj->ni", to_view[:, :, :2], box[:, :2])
     return matrix, to_view, scale * magnification
 
 

@@ -170,8 +170,9 @@ def measure(
     Raises:
         UserError: no sample can be measured.
     """
-    unreadable = poses.samples != np.arange(len(index))
-    errors = errors_of(poses, labels, unreadable=unreadable, proper_rotation=proper_rotation)
+    errors = errors_of(
+        poses, labels, unreadable=poses.samples != np.arange(len(index)), proper_rotation=proper_rotation
+    )
     if errors.measured == 0:
         raise UserError(
             f"{index.root} ({index.name}): no sample can be measured ({errors.reasons}): check images and labels"

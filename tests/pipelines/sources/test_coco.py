@@ -161,7 +161,7 @@ def test_categories_have_orders_and_names_of_their_own_and_left_hands_are_mirror
     content["categories"][0]["name"] = "hand_L"
     (root / ANNOTATIONS).write_text(json.dumps(content))
     assert not load_coco(DataConfig("coco", str(root))).mirrored.any()
-    assert "none of its 2 categories of hands is named left: all are right hands" in caplog.text
+    assert "hands of 2 categories, none of them named left: all are right hands" in caplog.text
     changed(root, category_id=2)
     assert_refused(DataConfig("coco", str(root)), "annotation 0: none of the 2 categories of hands has the id '2'")
 
@@ -199,6 +199,7 @@ def test_a_doubtful_entry_is_warned_of(
     ("text", "message"),
     [
         (None, "No such file or directory; expected keypoints in COCO's JSON format. Check data.root"),
+        ('{"images": [1], "images": []}', r"cannot be read \(a key comes twice among \['images', 'images'\]\)"),
         ("{", "cannot be read .*; expected keypoints in COCO's JSON format.* mend the file"),
         ("[]", "TypeError.*; expected keypoints in COCO's JSON format"),
         (
