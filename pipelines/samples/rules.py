@@ -123,9 +123,11 @@ def joints_are_known(tables: Tables) -> BoolArray:
 def cameras_without_form(tables: Tables) -> Masks:
     """Cameras that are no cameras, and joints without any."""
     cameras = tables["K"]
-    sound = np.isfinite(cameras).all(axis=(1, 2)) & (cameras[:, [1, 2, 2, 2], [0, 0, 1, 2]] == [0, 0, 0, 1]).all(axis=1)
-    sound &= (cameras[:, [0, 1], [0, 1]] >= LEAST_FOCAL_PX).all(axis=1)
-    return joints_are_known(tables) | ~np.isnan(cameras[:, 0, 0]), ~sound
+    focal_px, skew_px = cameras[:, [0, 1], [0, 1]], np.abs(cameras[:, [0, 1], [1, 0]])
+    sound = np.isfinite(cameras).all(axis=(1, 2)) & (cameras[:, 2] == [0, 0, 1]).all(axis=1)
+    return joints_are_known(tables) | ~np.isnan(cameras[:, 0, 0]), ~(
+        sound & (focal_px >= np.fmax(LEAST_FOCAL_PX, 10 * skew_px)).all(axis=1)
+    )
 
 
 def cameras_beside_boxes(tables: Tables) -> Masks:
@@ -258,7 +260,7 @@ RULES = (
         ("K",),
         "hands have no valid camera matrix K",
         f"Expected fx, fy, cx and cy in pixels of each hand with 3D joints, focal lengths of {LEAST_FOCAL_PX:g} px or "
-        "more, no skew of y and a last row of 0, 0, 1. Add or mend them. Is K transposed?",
+        "more, ten times the skew, and a last row of 0, 0, 1. Add or mend them. Is K transposed?",
         most=0,
     ),
     Rule(
