@@ -123,11 +123,9 @@ def joints_are_known(tables: Tables) -> BoolArray:
 def cameras_without_form(tables: Tables) -> Masks:
     """Cameras that are no cameras, and joints without any."""
     cameras = tables["K"]
-    focal_px, skew_px = cameras[:, [0, 1], [0, 1]], np.abs(cameras[:, [0, 1], [1, 0]])
-    sound = np.isfinite(cameras).all(axis=(1, 2)) & (cameras[:, 2] == [0, 0, 1]).all(axis=1)
-    return joints_are_known(tables) | ~np.isnan(cameras[:, 0, 0]), ~(
-        sound & (focal_px >= np.fmax(LEAST_FOCAL_PX, 10 * skew_px)).all(axis=1)
-    )
+    least_px = np.fmax(LEAST_FOCAL_PX, 10 * np.abs(cameras[:, [0, 1], [1, 0]]))
+    sound = np.isfinite(cameras).all(axis=(1, 2)) & (cameras[:, [0, 1], [0, 1]] >= least_px).all(axis=1)
+    return joints_are_known(tables) | ~np.isnan(cameras[:, 0, 0]), ~(sound & (cameras[:, 2] == [0, 0, 1]).all(axis=1))
 
 
 def cameras_beside_boxes(tables: Tables) -> Masks:
