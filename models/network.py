@@ -131,7 +131,6 @@ def health(embeddings: Tensor) -> Health:
                 rank_sum += (1 + better + tied / 2).sum()
                 same_view = cosine[:, view * samples : (view + 1) * samples]
                 crowding.append((4 * (same_view - 1)).logsumexp(dim=1))  # -2 d^2, with d^2 = 2 - 2 cos
-        pairs_log = math.log(samples * (samples - 1))
-        uniformity = (torch.cat(crowding).view(2, samples).logsumexp(dim=1) - pairs_log).mean()
+        uniformity = (torch.cat(crowding).view(2, samples).logsumexp(dim=1) - math.log(samples * (samples - 1))).mean()
         positive_rank = (rank_sum / (2 * samples)).to(unit.dtype)
     return Health(alignment, uniformity, positive_rank)

@@ -55,8 +55,7 @@ def view_intrinsics(intrinsics: Tensor, source_to_view_px: Tensor) -> Tensor:
     Returns:
         (N, 3, 3), in the dtype of `intrinsics`. It has off-diagonal terms if A rotates.
     """
-    affine = source_to_view_px.to(intrinsics.dtype)
-    return torch.cat([affine @ intrinsics, intrinsics[:, 2:]], dim=1)
+    return torch.cat([source_to_view_px.to(intrinsics.dtype) @ intrinsics, intrinsics[:, 2:]], dim=1)
 
 
 def normalize_keypoints(keypoints_px: Tensor, intrinsics: Tensor) -> Tensor:

@@ -27,10 +27,10 @@ def regular(file: Path) -> Path:
     return file
 
 
-def file_name(name: str) -> str:
+def file_name(name: Any) -> str:
     """Return a name that a file can have. Others are a ValueError."""
-    if "\0" in name:
-        raise ValueError(f"{name[:80]!r} cannot be the name of a file")
+    if not isinstance(name, str) or "\0" in name:
+        raise ValueError(f"{str(name)[:80]!r} cannot be the name of a file")
     os.fsencode(name)  # a UnicodeEncodeError is a ValueError too
     return name
 

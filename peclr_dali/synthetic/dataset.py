@@ -112,9 +112,14 @@ def make_dataset(
     _claim(out, recipe)
     parts = parts_of(recipe)
     files = [out / _LAST, *(out / f"{part.name}_{key}.json" for part in parts for key in _LABELS)]
-    missing = [part.poses * part.versions - len([*(out / part.name / "rgb").glob("*.jpg")]) for part in parts]
+    missing = [part.poses * part.versions - sum(map(_is_whole, (out / part.name).glob("rgb/*.jpg"))) for part in parts]
     if max(missing) > 0 or not all(file.is_file() for file in files):  # an image may have been removed since
         _render_poses(out, recipe, workers or available_cores(), progress)
+
+
+def _is_whole(image: Path) -> bool:
+    """Whether an image is there; an empty one is of a full disk, or of somebody else."""
+    return image.is_file() and image.stat().st_size > 0
 
 
 def _claim(out: Path, recipe: Recipe) -> None:
@@ -164,7 +169,7 @@ def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> dict[
     """Write the missing images of a pose; returns its annotations."""
     rng = np.random.default_rng([recipe.seed, _POSE_STREAM, part.number, pose])
     hand = draw_hand(rng, VARIED if recipe.varied else STUDIO)
-    missing = [version for version in range(part.versions) if not (out / part.image(pose, version)).is_file()]
+    missing = [version for version in range(part.versions) if not _is_whole(out / part.image(pose, version))]
     if missing:
         rendering = render(hand.solids, hand.paint, hand.shape.bulk, hand.intrinsics, SIDE_PX)
         scenes = scenes_of(recipe, part, pose)

@@ -135,8 +135,7 @@ def _digit_bounds(parts: Floats) -> Floats:
         radii = np.concatenate([parts[begin:stop, 6], parts[begin:stop, 7]])
         axis = end - start
         along = np.clip((points - start) @ axis / (axis @ axis), 0.0, 1.0)
-        away = np.linalg.norm(points - start - along[:, None] * axis, axis=1)
-        radius = float((away + radii).max()) + 0.004
+        radius = float((np.linalg.norm(points - start - along[:, None] * axis, axis=1) + radii).max()) + 0.004
         bounds[digit] = *start, *end, radius, radius, 0.0
     return bounds
 
@@ -208,8 +207,7 @@ def hand_distance(x: float, y: float, z: float, solids: Solids) -> float:
         # The back of the last segment is flat: the nail's bed.
         height = (x - parts[nail, 0]) * frames[nail, 6] + (y - parts[nail, 1]) * frames[nail, 7]
         height += (z - parts[nail, 2]) * frames[nail, 8]
-        flat = height - 0.86 * (parts[nail, 6] + parts[nail, 7])
-        last = -_join(-last, -flat, 0.003)
+        last = -_join(-last, 0.86 * (parts[nail, 6] + parts[nail, 7]) - height, 0.003)
         chain = _join(_join(first, second, 0.005), last, 0.004)
         root = _join(palm, first, 0.012) if digit == 0 else _join(palm, first, 0.008)
         nearest = min(nearest, min(chain, root))

@@ -74,8 +74,7 @@ def _accumulate(rendering: Rendering, lens: Floats, light: Light, picture: Pixel
         norm = np.sqrt(x * x + y * y + z * z)
         vx, vy, vz = -x / norm, -y / norm, -z / norm
         hx, hy, hz = lx + vx, ly + vy, lz + vz
-        half = np.sqrt(hx * hx + hy * hy + hz * hz) + 1e-6
-        highlight = max((nx * hx + ny * hy + nz * hz) / half, 0.0)
+        highlight = max((nx * hx + ny * hy + nz * hz) / (np.sqrt(hx * hx + hy * hy + hz * hz) + 1e-6), 0.0)
         highlight = highlight * highlight
         highlight = highlight * highlight
         broad = highlight * highlight * highlight

@@ -209,8 +209,7 @@ def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> Pos
     for attempt in range(_TRIES):
         # Each attempt brings the hand nearer to rest: fingers may cross in a blend although in neither gesture.
         ease = 0.9 * max(0, attempt - 2) / (_TRIES - 3)
-        angles_rad = (1.0 - ease) * (aim + _loosening(rng)) + ease * _GESTURES_RAD[2]
-        skeleton = pose_hand(shape, within_limits(angles_rad))
+        skeleton = pose_hand(shape, within_limits((1.0 - ease) * (aim + _loosening(rng)) + ease * _GESTURES_RAD[2]))
         overlap = deepest_overlap(skeleton.joints_m, shape.radii_m)
         if overlap < least:
             least, best = overlap, skeleton

@@ -41,8 +41,7 @@ class Rendering(NamedTuple):
 def render(solids: Solids, paint: Paint, bulk: float, intrinsics: Floats, side_px: int) -> Rendering:
     """Trace a square picture of `side_px` pixels through `intrinsics` (3, 3)."""
     lens = intrinsics[[0, 1, 0, 1], [0, 1, 2, 2]]  # focal lengths and principal point
-    ends_z = solids.parts[:, 2] + np.maximum(solids.parts[:, 5], 0.0)
-    far = float(max(ends_z.max(), solids.prop[3])) + 0.1
+    far = float(max((solids.parts[:, 2] + np.maximum(solids.parts[:, 5], 0.0)).max(), solids.prop[3])) + 0.1
     starts = _approach(solids, lens, side_px, far)
     distance = _trace_centres(solids, lens, side_px, far, starts)
     cross = generate_binary_structure(2, 1)  # a pixel and its four neighbours

@@ -148,8 +148,7 @@ def _clutter(
                 middle = np.array([x, y]) + down * np.array([-s, c])
                 _fill(canvas, middle[0], middle[1], along, 1.6, paper * 0.45, angle)
         else:
-            bends = np.cumsum(rng.normal(0, 1, (40, 2)), axis=0)
-            steps = np.cumsum(bends + rng.normal(0, 2, 2), axis=0)
+            steps = np.cumsum(np.cumsum(rng.normal(0, 1, (40, 2)), axis=0) + rng.normal(0, 2, 2), axis=0)
             cable = _fixed(steps + np.array([x, y]))
             cv2.polylines(canvas, [cable], False, colour.tolist(), int(rng.integers(2, 6)), cv2.LINE_AA, _SHIFT)
 
@@ -252,5 +251,4 @@ def _fabric(rng: np.random.Generator) -> Pixels:
     canvas = first + np.asarray(share, np.float32)[..., None] * (second - first)
     if style == 0:
         canvas = np.where((np.abs(columns) < 0.08)[..., None], third, canvas)
-    folds = 1.0 + 0.22 * _noise(rng, (3, 2), 2)
-    return np.asarray(np.clip(canvas * folds[..., None], 0, 1), dtype=np.float32)
+    return np.asarray(np.clip(canvas * (1.0 + 0.22 * _noise(rng, (3, 2), 2))[..., None], 0, 1), dtype=np.float32)

@@ -141,8 +141,7 @@ def skin_at(point: Vector, normal: Vector, solids: Solids, skin: Floats, bulk: f
             if segment > 0:
                 dark += 0.55 * palmar * _line(start, 0.0011)
                 flush += 0.5 * outer * _line(start, 0.006)
-                ripple = 0.5 + 0.5 * math.cos(along * 4200.0)
-                dark += 0.30 * outer * ripple * _line(start, 0.0040)
+                dark += 0.30 * outer * (0.5 + 0.5 * math.cos(along * 4200.0)) * _line(start, 0.0040)
             if segment < 2:
                 dark += 0.45 * palmar * _line(end - 0.0008, 0.0011)
                 flush += 0.5 * outer * _line(end, 0.006)
@@ -171,15 +170,13 @@ def skin_at(point: Vector, normal: Vector, solids: Solids, skin: Floats, bulk: f
         dark += 0.6 * palmar * _palm_lines(hx / bulk - 0.0125, hy / bulk + 0.008)
 
     coarse = _mottling(x * 130.0, y * 130.0, z * 130.0)
-    fine = _mottling(x * 420.0, y * 420.0, z * 420.0)
-    tone = 1.0 + skin[9] * (coarse + 0.6 * fine)
+    tone = 1.0 + skin[9] * (coarse + 0.6 * _mottling(x * 420.0, y * 420.0, z * 420.0))
     tone *= 1.0 - min(dark * skin[10], 0.75)
     flush = min(max(flush + 0.25 * coarse, -0.5), 1.0)
     for channel in range(3):
         colour = skin[channel] + palmar * (skin[3 + channel] - skin[channel])
         colour += nail * 0.8 * (skin[6 + channel] - colour)
-        warm = 1.0 + flush * (0.07 if channel == 0 else -0.10)
-        out[channel] = colour * tone * warm
+        out[channel] = colour * tone * (1.0 + flush * (0.07 if channel == 0 else -0.10))
     out[3] = skin[11] * (0.35 + 0.9 * nail - 0.1 * palmar)
 
 

@@ -82,8 +82,7 @@ class Reader:
                     raise data
                 files[sample] = check_image(data)
             except (OSError, BadImage) as error:
-                reason = getattr(error, "strerror", None) or str(error)
-                self.quarantine.add(sample, self.index.location(sample), reason)
+                self.quarantine.add(sample, self.index.location(sample), getattr(error, "strerror", None) or str(error))
         return [None if sample in bad else files[sample] for sample in samples]
 
     def add_files(self, chunk: Chunk) -> Chunk:

@@ -64,9 +64,15 @@ def boxes_without_pixels(tables: Tables) -> Masks:
 
 def boxes_of_both_sides(tables: Tables) -> Masks:
     """Boxes of a right and of a left hand of the same group."""
-    box_px, left = np.ascontiguousarray(tables["box_px"], np.float32), tables["mirror"]
-    keys = tables["group"] + box_px.view(np.int32) @ np.array([2**20 + 7, 2**31 - 1, 2**45 - 55])  # as of a hash
+    box_px, left = tables["box_px"], tables["mirror"]
+    keys = tables["group"] + _hash_of_rows(box_px)
     return box_px[:, 2] > 0, np.isin(keys, keys[left]) & np.isin(keys, keys[~left])
+
+
+def _hash_of_rows(table: AnyArray) -> IntArray:
+    """A number for the bits of each of N rows of float32."""
+    bits = np.ascontiguousarray(table, np.float32).reshape(len(table), -1).view(np.int32)
+    return np.asarray(bits @ np.random.default_rng(0).integers(2**62, size=bits.shape[1]))
 
 
 def boxes_beyond_images(tables: Tables) -> Masks:
@@ -242,6 +248,13 @@ def keypoints_off_their_boxes(tables: Tables) -> Masks:
     return (box_px[:, 2] > 0) & (count > 0), far | outside | same | together | corner
 
 
+def keypoints_of_other_images(tables: Tables) -> Masks:
+    """Hands with exactly the keypoints of a hand of another group."""
+    points_px, group = tables["keypoints_px"], tables["group"]
+    first, first_of = np.unique(_hash_of_rows(points_px), return_index=True, return_inverse=True)[1:]
+    return np.asarray(~np.isnan(points_px).all(axis=(1, 2))), group != group[first[first_of]]
+
+
 def joints_apart_from_keypoints(tables: Tables) -> Masks:
     """Hands whose joints are projected 0.15 sides of the box from their keypoints in the mean, or one of them 0.5."""
     side_px, points_px = tables["box_px"][:, 2], tables["keypoints_px"]
@@ -375,6 +388,13 @@ RULES = (
         "Are keypoints at 0, 0 or -1, -1 not labelled? Leave these empty.",
     ),
     Rule(
+        keypoints_of_other_images,
+        ("keypoints_px", "group"),
+        "hands have exactly the keypoints of a hand in another image",
+        "Expected keypoints of their own, but in copies of an image. Mend them.",
+        most=1,
+    ),
+    Rule(
         joints_apart_from_keypoints,
         ("keypoints_px", "K", "xyz_m", "box_px"),
         "hands have 3D joints that are not projected to their keypoints",
@@ -430,6 +450,11 @@ def validate(index: Index) -> None:
     rows = boxed[spread(len(boxed), 64)]
     size_px = np.full((len(index), 2), np.nan)
     size_px[rows] = image_sizes_px(index.read, rows.tolist())[:, ::-1]
+    if index.store is None and (index.labelled_size_px is None or np.isnan(index.labelled_size_px[rows]).any()):
+        stored_px = image_sizes_px(index.read, rows.tolist(), stored=True)[:, ::-1]
+        if turned := np.count_nonzero((size_px[rows] != stored_px).any(axis=1)):
+            found = "%s: EXIF turns %d of %d images that were looked at; boxes and labels are taken as of turned images"
+            _log.info(found, index.label_file or index.root, turned, len(rows))
     size_px[size_px == 0] = np.nan  # of an image that cannot be read
     for fault in find_faults(index, size_px):
         if len(fault.rows) > fault.rule.most * fault.judged:

@@ -45,7 +45,8 @@ def partners_of(index: Index, config: DataConfig) -> Partners | None:
     if without == len(index):
         raise UserError(
             f"data.positive = {kind!r}: no image of {index.root}, such as {index.paths[0]!r}, has a partner {where}. "
-            "Names are relative to data.root. Mend the pairs, or choose another data.positive"
+            + ("Choose more versions" if kind == "version" else "Names are relative to data.root. Mend the pairs")
+            + ", or choose another data.positive"
         )
     if without:
         _log.warning("%s: %d of %d images have no partner, and pair with themselves", index.root, without, len(index))

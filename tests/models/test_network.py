@@ -15,8 +15,7 @@ from tests.train.tiny_step import Operators
 
 def every_pixel(layout: torch.memory_format) -> torch.Tensor:
     """(2, 3, 16, 16): every value in every channel."""
-    values = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16)
-    return values.contiguous(memory_format=layout)
+    return torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16).contiguous(memory_format=layout)
 
 
 LAYOUTS = [torch.channels_last, torch.contiguous_format]

@@ -121,8 +121,7 @@ def _by_pillow(data: bytes) -> list[Pixels]:
     with warnings.catch_warnings(action="ignore"), suppress(Exception):  # whatever a decoder raises, it refuses
         image: Image.Image = Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP"))
         if image.mode.startswith("I"):  # 16 bits
-            grey = (np.asarray(image).astype(np.int64) >> 8).astype(np.uint8)
-            return [np.repeat(grey[..., None], 3, axis=-1)]
+            return [np.repeat((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8)[..., None], 3, axis=-1)]
         inks = image.mode == "CMYK" and "adobe_transform" not in image.info
         images = [image, *[Image.fromarray(255 - np.asarray(image), "CMYK")] * inks]
         return [np.asarray(one.convert("RGB")) for one in images]

@@ -66,8 +66,7 @@ def test_draws_fill_their_ranges_evenly_and_independently() -> None:
         counts, _ = np.histogram(unit, bins=20, range=(0, 1))
         assert np.abs(counts / 1000 - 1).max() < 0.15  # five standard deviations of a bin
     assert not table[:, len(ranges) :].any()  # what is off
-    correlation = np.corrcoef(table[:, : len(ranges)].T) - np.eye(len(ranges))
-    assert np.abs(correlation).max() < 0.04
+    assert np.abs(np.corrcoef(table[:, : len(ranges)].T) - np.eye(len(ranges))).max() < 0.04
 
 
 def draw_all(positions: list[int] | range, geometry: GeometryConfig = CROPPED) -> FloatArray:
@@ -104,8 +103,7 @@ def test_augmentations_of_the_study_have_their_probability_and_are_independent()
     for column, probability in gates.items():
         assert set(np.unique(table[:, column])) == {0, 1}
         assert abs(table[:, column].mean() - probability) < 0.02  # five standard deviations
-    correlation = np.corrcoef(table[:, list(gates)].T) - np.eye(len(gates))
-    assert np.abs(correlation).max() < 0.04
+    assert np.abs(np.corrcoef(table[:, list(gates)].T) - np.eye(len(gates))).max() < 0.04
     assert len(np.unique(table[:, [Draw.NOISE_KEY_HIGH, Draw.NOISE_KEY_LOW]], axis=0)) > 19_990
 
 

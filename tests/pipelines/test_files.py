@@ -87,8 +87,7 @@ def test_what_is_no_sound_image_is_named(data: bytes, reason: str) -> None:
 
 def test_an_image_at_the_limit_and_an_array_with_gaps_are_read() -> None:
     check_image(encoded(Image.new("1", (10_000, MAX_PIXELS // 10_000)), "PNG"))
-    with_gaps = np.repeat(np.frombuffer(JPEG, np.uint8), 2)[::2]
-    assert check_image(with_gaps).encoded.tobytes() == JPEG
+    assert check_image(np.repeat(np.frombuffer(JPEG, np.uint8), 2)[::2]).encoded.tobytes() == JPEG
 
 
 def test_sound_jpegs_of_any_size_are_read_whole_and_nothing_else(tmp_path: Path) -> None:

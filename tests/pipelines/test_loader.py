@@ -72,8 +72,7 @@ def test_a_sample_takes_its_mirror_along(folder: Index, renderer: RendererName) 
         for one, other in zip(before.views, after.views, strict=True):
             assert torch.equal(one.matrix, other.matrix)
             assert torch.equal(torch.linalg.det(other.source_to_view_px[:, :, :2]) < 0, flips)
-            changed = (one.image != other.image).flatten(1).any(dim=1)
-            assert torch.equal(changed, flips)
+            assert torch.equal((one.image != other.image).flatten(1).any(dim=1), flips)
 
 
 @pytest.mark.parametrize(("renderer", "pairs"), [("dali", False), ("cpu", False), ("cpu", True)])
@@ -91,8 +90,7 @@ def test_neither_chunks_nor_start_nor_ranks_change_a_sample(folder: Index, rende
         assert_equal(made(chunk=chunk), whole)
     assert_equal(made(first=4), whole[4:])
     for edges in ([0, 8, 20], [0, 4, 15, 20]):
-        shares = join_ranks([made(rows=rows, chunk=5) for rows in itertools.pairwise(edges)])
-        assert_equal(shares, whole)
+        assert_equal(join_ranks([made(rows=rows, chunk=5) for rows in itertools.pairwise(edges)]), whole)
 
 
 ODD_BUT_GOOD = {

@@ -23,8 +23,7 @@ from peclr_dali.pipelines.samples.subsets import in_fraction
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 500), st.integers(0, 2**63), st.integers(0, 1000))
 def test_an_epoch_visits_every_sample_once(count: int, seed: int, epoch: int) -> None:
-    samples = EpochOrder(count, count, seed=seed).samples(epoch, np.arange(count))
-    assert sorted(samples) == list(range(count))
+    assert sorted(EpochOrder(count, count, seed=seed).samples(epoch, np.arange(count))) == list(range(count))
 
 
 def test_order_does_not_depend_on_earlier_calls() -> None:

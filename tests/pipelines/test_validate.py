@@ -93,6 +93,10 @@ CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px / 7 + 27}),
     (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px * (np.arange(21)[:, None] > 0)}),
     (rules.keypoints_off_their_boxes, {"keypoints_px": lambda points_px: points_px * (np.arange(21)[:, None] > 3)}),
+    (
+        rules.keypoints_off_their_boxes,
+        {"keypoints_px": lambda points_px: points_px * (1 - np.eye(21)[:, 3:4]) - 1},
+    ),
     (rules.joints_apart_from_keypoints, {"keypoints_px": lambda points_px: points_px[:, [0, *range(20, 0, -1)]]}),
     (rules.joints_apart_from_keypoints, {"keypoints_px": lambda points_px: points_px + np.eye(21)[:, 12:13] * 30}),
 ]
@@ -149,6 +153,15 @@ def test_a_box_is_not_of_both_hands(index: Index, caplog: pytest.LogCaptureFixtu
         validate(replace(boxed, group=first))
 
 
+def test_keypoints_are_those_of_one_image(index: Index, caplog: pytest.LogCaptureFixture) -> None:
+    rows = np.arange(COUNT) // 5 * 5
+    copies = Index("copies", index.root, index.paths, index.box_px[rows], index.tables["keypoints_px"][rows])
+    validate(replace(copies, group=rows))
+    assert not caplog.records
+    validate(replace(copies, group=np.arange(COUNT)))
+    assert "16 of 20 hands have exactly the keypoints of a hand in another image, the first is 1.png" in caplog.text
+
+
 def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(
     index: Index, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,4 +205,6 @@ def test_boxes_may_end_outside_of_their_images(
 
 def test_each_rule_is_tested() -> None:
     others = {rules.sizes_that_differ, rules.cameras_of_other_sizes, rules.boxes_of_both_sides}
-    assert {rule for rule, _ in CASES} | others == {rule.masks for rule in rules.RULES}
+    assert {rule for rule, _ in CASES} | others | {rules.keypoints_of_other_images} == {
+        rule.masks for rule in rules.RULES
+    }

@@ -158,8 +158,8 @@ def test_every_key_is_shown_and_unset_ones_say_so(
     assert load_config(kind, [file], []) == config
 
 
-@pytest.mark.parametrize(("epochs", "warned"), [(9, True), (10, False)])
-def test_a_warm_up_longer_than_the_run_is_named(
+@pytest.mark.parametrize(("epochs", "warned"), [(9, True), (10, True), (11, False)])
+def test_a_warm_up_as_long_as_the_run_is_named(
     epochs: int, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = (f"data.root={tmp_path}", f"train.epochs={epochs}", "train.batch=4", "train.micro_batch=4")

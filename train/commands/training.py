@@ -127,7 +127,7 @@ def _resolve(
         click.get_current_context().exit()
     require_whole_micro_batches(config.train.batch, config.train.micro_batch)
     warmup, epochs = config.optim.warmup_epochs, config.train.epochs
-    if warmup > epochs and is_main_rank():
+    if (warmup > epochs or warmup == epochs > 1) and is_main_rank():
         say(
             f"optim.warmup_epochs = {warmup:g} and train.epochs = {epochs}: the learning rate only rises. Set a "
             "shorter warm-up, or more epochs",

@@ -76,7 +76,6 @@ def predict(
         UserError: an argument cannot be used, or no picture can be read.
     """
     hands = _hands(images, box_px, boxes, out)
-    validate(hands)
     earlier = earlier_drawings(out, force=force)
     world = single_process()
     loaded = load_pose_run(run, world.device)
@@ -85,6 +84,8 @@ def predict(
     cameras = cameras_of(sizes_px.max(axis=1), sizes_px[:, ::-1] / 2)  # a field of view of 53 degrees
     if intrinsics is not None:
         cameras[:] = read_intrinsics(intrinsics)
+        hands = replace(hands, targets={"K": cameras})
+    validate(hands)
     rows, unreadable = np.flatnonzero(sizes_px[:, 0] > 0), np.flatnonzero(sizes_px[:, 0] == 0).tolist()
     results = Predictions(loaded.path, "reference_bone" if scale_m is None else "m", intrinsics is None, len(hands))
     results.unreadable += dict.fromkeys(hands.path(row) for row in unreadable)

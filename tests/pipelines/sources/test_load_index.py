@@ -88,8 +88,7 @@ def test_a_fraction_of_the_labels_is_one_of_poses(tmp_path: Path) -> None:
     poses = 40
     write_part(tmp_path, "training", poses, 4 * poses)
     quarter = load_index(DataConfig(root=str(tmp_path), label_fraction=0.25))
-    poses_of = [int(Path(path).stem) % poses for path in quarter.paths]
-    assert (len(quarter), len({*poses_of})) == (40, 10)
+    assert (len(quarter), len({int(Path(path).stem) % poses for path in quarter.paths})) == (40, 10)
     first = load_index(DataConfig(root=str(tmp_path), label_fraction=0.25, versions=("gs",))).paths
     assert first == [path for path in quarter.paths if int(Path(path).stem) < poses]
     assert len(load_index(DataConfig(root=str(tmp_path), label_fraction=0.25, split="train"))) == 36

@@ -39,8 +39,7 @@ def test_a_hand_is_a_row_with_the_square_around_its_mesh(root: Path) -> None:
     assert all(index.path(row).is_file() for row in range(4))
     for row in range(4):
         x, y, _ = mano_mesh(row).T
-        side_px = max(np.ptp(x), np.ptp(y))
-        expected = [(x.min() + x.max()) / 2, (y.min() + y.max()) / 2, side_px]
+        expected = [(x.min() + x.max()) / 2, (y.min() + y.max()) / 2, max(np.ptp(x), np.ptp(y))]
         np.testing.assert_allclose(index.box_px[row], expected, rtol=1e-6)
     assert index.mirrored.tolist() == [False, False, True, True]
     assert index.groups.tolist() == [0, 1, 1, 2]

@@ -273,6 +273,7 @@ def test_what_is_no_camera_in_pixels_is_refused(content: str, tmp_path: Path) ->
         ({"images": ["no.png"]}, "no.png': no picture, and no folder"),
         ({"images": ["h\udcff"]}, "no folder of pictures with a name in UTF-8"),
         ({"box_px": (60.0, 5.0, 90.0, 9.0)}, "--box: 1 of 1 boxes are mostly outside of their images"),
+        ({"box_px": (1.0, 2.0, 30.0, 29.0), "intrinsics": Path("far.json")}, "--box: 1 of 1 cameras look past"),
         ({"box_px": (0.1, 0.1, 0.9, 0.9)}, "Are these fractions of the image"),
         ({"images": ["hand.png", "text.txt"], "box_px": (1.0, 2.0, 3.0, 4.0)}, "--box names one place"),
         ({"run": Path("empty")}, "holds no checkpoint; expected the folder of a fine-tuning run"),
@@ -284,6 +285,7 @@ def test_wrong_input_is_reported_in_one_line(
     monkeypatch.chdir(tmp_path)
     save_hand(Path("hand.png"), 50, 40)
     Path("text.txt").write_text("hello")
+    Path("far.json").write_text("[[500, 0, 1900], [0, 500, 20], [0, 0, 1]]")
     Path("empty").mkdir()
     Path("h\udcff").mkdir()
     with pytest.raises(UserError, match=message):
