@@ -163,8 +163,7 @@ def with_exif(data: bytes, block: bytes, size_px: tuple[int, int]) -> bytes:
     else:
         parts = [part for part in parts if part.name != b"EXIF"]
         if parts[0].name != b"VP8X":
-            size = b"".join(struct.pack("<I", side - 1)[:3] for side in size_px)
-            parts.insert(0, Part(b"VP8X", bytes(4) + size))
+            parts.insert(0, Part(b"VP8X", bytes(4) + b"".join(struct.pack("<I", side - 1)[:3] for side in size_px)))
         parts[0].body = bytes([parts[0].body[0] | 8]) + parts[0].body[1:]
         parts.append(Part(b"EXIF", block))
     return put_together(parts, rest)

@@ -82,8 +82,7 @@ def turned(image: npt.NDArray[T], orientation: int) -> npt.NDArray[T]:
     if orientation >= 5:
         image = image.swapaxes(0, 1)
     rows = -1 if orientation in (3, 4, 7, 8) else 1
-    columns = -1 if orientation in (2, 3, 6, 7) else 1
-    return image[::rows, ::columns]
+    return image[::rows, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
 def _matrix_px(size_px: tuple[int, ...], box_px: Array, shift_frac: Array, side_px: int) -> Array:

@@ -46,8 +46,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Index:
     root.mkdir()
     for number in range(COUNT):
         ending, kind = (("jpg", "JPEG"), ("png", "PNG"))[number % 2]
-        picture = smooth_picture(40 + number % 7, 48, seed=number)
-        (root / f"{number:03}.{ending}").write_bytes(encoded(picture, kind))
+        (root / f"{number:03}.{ending}").write_bytes(encoded(smooth_picture(40 + number % 7, 48, seed=number), kind))
     rng = np.random.default_rng(0)
     keypoints_px = rng.uniform(0, 48, (COUNT, 21, 2)).astype(np.float32)
     keypoints_px[3, 5] = np.nan
