@@ -78,8 +78,7 @@ def main(root: str, batch: int, micro_batch: int, epochs: int) -> None:
     geometry = GeometryConfig(side_px=48, rotation_deg=(-20, 20), scale=(0.8, 1.25))
     with tempfile.TemporaryDirectory() as folder:
         pairs = Path(folder, "pairs.csv")
-        distance = mine(load_index(DataConfig(root=root)), pairs)
-        print(f"distance of a hand and its nearest: {distance:.3f} of its size")
+        print(f"distance of a hand and its nearest: {mine(load_index(DataConfig(root=root)), pairs):.3f} of its size")
         data = DataConfig(root=root, positive="file", pairs=str(pairs))
         with make_loader(data, batch=batch, geometry=geometry, device="cpu") as loader:
             for epoch in range(epochs):

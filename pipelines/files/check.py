@@ -23,6 +23,7 @@ from peclr_dali.pipelines.files.image_file import (
     ImageFile,
     read_orientation,
     size_reason,
+    upright_size_px,
 )
 from peclr_dali.pipelines.files.png_webp import PNG_START, check_png, check_webp
 
@@ -91,21 +92,25 @@ def check_image(data: bytes | PixelArray) -> ImageFile:
     raise BadImage(f"bytes of an unknown kind, which begin with {data[:12]!r}")
 
 
-def image_sizes_px(read: Callable[[T], bytes], images: Iterable[T], *, stored: bool = False) -> IntArray:
-    """Heights and widths (N, 2) of images as displayed (EXIF orientation applied), or as they are `stored`.
+def image_headers(read: Callable[[T], bytes], images: Iterable[T]) -> IntArray:
+    """Heights and widths of images as stored, and their EXIF orientations (N, 3); 0, 0, 1 for what is no image.
 
-    They are 0 for what cannot be read or is no image. `read` gives the bytes of an image, as `Index.read` of a row does
-    and `read_file` of a path.
+    `read` gives the bytes of an image, as `Index.read` of a row does and `read_file` of a path.
     """
-    sizes_px = []
+    headers = []
     for image in images:
         try:
             file = check_image(read(image))
+            headers.append((*file.size_px, file.orientation))
         except (OSError, BadImage):
-            sizes_px.append((0, 0))
-        else:
-            sizes_px.append(file.size_px if stored else file.displayed_size_px)
-    return np.array(sizes_px, np.int64).reshape(-1, 2)
+            headers.append((0, 0, 1))
+    return np.array(headers, np.int64).reshape(-1, 3)
+
+
+def image_sizes_px(read: Callable[[T], bytes], images: Iterable[T]) -> IntArray:
+    """Heights and widths (N, 2) of images as displayed, with EXIF's orientation; see `image_headers`."""
+    headers = image_headers(read, images)
+    return upright_size_px(headers[:, :2], headers[:, 2])
 
 
 def spread(count: int, most: int) -> list[int]:

@@ -14,7 +14,7 @@ import torch
 from peclr_dali.errors import UserError
 from peclr_dali.machine import available_cores
 from peclr_dali.pipelines.config import PipelinesConfig
-from peclr_dali.pipelines.files.check import image_sizes_px, spread
+from peclr_dali.pipelines.files.check import image_headers, spread
 from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.pipelines.views.plan import LEAST_PIXELS, MAX_HALVINGS, most_halvings
@@ -98,7 +98,7 @@ def choose_settings(
         UserError: the configuration asks for a GPU, and `device` is none.
     """
     decoder, views, why = _where_pixels_are_made(config, device)
-    sizes_px = image_sizes_px(index.read, spread(len(index), 32), stored=True)
+    sizes_px = image_headers(index.read, spread(len(index), 32))[:, :2]  # as stored
     pixels = int(sizes_px.prod(axis=1).max(initial=0))
     share = max(1, available_cores() // processes_here)
     # Of the largest sampled images, in steps of 64 pixels: the decoder reserves as much for each image.

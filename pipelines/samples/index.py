@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from peclr_dali.errors import UserError
-from peclr_dali.pipelines.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from peclr_dali.pipelines.arrays import AnyArray, BoolArray, DoubleArray, FloatArray, IntArray
 from peclr_dali.pipelines.config import is_address
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.partners import Partners
@@ -225,6 +225,15 @@ def project_px(intrinsics: AnyArray, xyz_m: AnyArray) -> AnyArray:
     """Project points (N, K, 3) to pixels (N, K, 2) by (N, 3, 3) or (3, 3). Points behind the camera give NaN."""
     homogeneous = xyz_m @ np.swapaxes(intrinsics, -1, -2)
     return np.asarray(homogeneous[..., :2] / np.where(homogeneous[..., 2:] > 0, homogeneous[..., 2:], np.nan))
+
+
+def squares_around(low_px: DoubleArray, high_px: DoubleArray) -> FloatArray:
+    """Squares (N, 3), centre x, centre y and side, around rectangles given by two corners (N, 2).
+
+    A square has the rectangle's centre and its longer side; pixels, corner-based.
+    """
+    side_px = (high_px - low_px).max(axis=1, keepdims=True)
+    return np.concatenate([(low_px + high_px) / 2, side_px], axis=1).astype(np.float32)
 
 
 def _read_or_error(path: str) -> Bytes:

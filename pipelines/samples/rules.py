@@ -14,7 +14,8 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import AnyArray, BoolArray, DoubleArray, IntArray
-from peclr_dali.pipelines.files.check import image_sizes_px, spread
+from peclr_dali.pipelines.files.check import image_headers, spread
+from peclr_dali.pipelines.files.image_file import upright_size_px
 from peclr_dali.pipelines.samples.index import Index, project_px
 from peclr_dali.skeleton import HAND
 
@@ -250,9 +251,9 @@ def keypoints_off_their_boxes(tables: Tables) -> Masks:
 
 def keypoints_of_other_images(tables: Tables) -> Masks:
     """Hands with exactly the keypoints of a hand of another group."""
-    points_px, group = tables["keypoints_px"], tables["group"]
-    first, first_of = np.unique(_hash_of_rows(points_px), return_index=True, return_inverse=True)[1:]
-    return np.asarray(~np.isnan(points_px).all(axis=(1, 2))), group != group[first[first_of]]
+    first, first_of = np.unique(_hash_of_rows(tables["keypoints_px"]), return_index=True, return_inverse=True)[1:]
+    known = np.asarray(~np.isnan(tables["keypoints_px"]).all(axis=(1, 2)))
+    return known, tables["group"] != tables["group"][first[first_of]]
 
 
 def joints_apart_from_keypoints(tables: Tables) -> Masks:
@@ -449,12 +450,14 @@ def validate(index: Index) -> None:
     boxed = np.flatnonzero(index.box_px[:, 2] > 0)
     rows = boxed[spread(len(boxed), 64)]
     size_px = np.full((len(index), 2), np.nan)
-    size_px[rows] = image_sizes_px(index.read, rows.tolist())[:, ::-1]
-    if index.store is None and (index.labelled_size_px is None or np.isnan(index.labelled_size_px[rows]).any()):
-        stored_px = image_sizes_px(index.read, rows.tolist(), stored=True)[:, ::-1]
-        if turned := np.count_nonzero((size_px[rows] != stored_px).any(axis=1)):
-            found = "%s: EXIF turns %d of %d images that were looked at; boxes and labels are taken as of turned images"
-            _log.info(found, index.label_file or index.root, turned, len(rows))
+    headers = image_headers(index.read, rows.tolist())
+    size_px[rows] = upright_size_px(headers[:, :2], headers[:, 2])[:, ::-1]
+    turned = np.count_nonzero(headers[:, 2] > 1)
+    if turned and (index.labelled_size_px is None or np.isnan(index.labelled_size_px[rows]).any()):
+        _log.info(
+            "%s: EXIF turns %d of %d images that were looked at; boxes and labels are taken as of turned images",
+            *(index.label_file or index.root, turned, len(rows)),
+        )
     size_px[size_px == 0] = np.nan  # of an image that cannot be read
     for fault in find_faults(index, size_px):
         if len(fault.rows) > fault.rule.most * fault.judged:

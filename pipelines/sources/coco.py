@@ -1,21 +1,25 @@
-"""Keypoints of hands in COCO's JSON format."""
+"""Hands in COCO's JSON format: its entries, and its keypoints as a source.
+
+Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the format is that of cocodataset.org, "Data format".
+"""
 
 import logging
+import re
 import unicodedata
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from peclr_dali.errors import UserError
-from peclr_dali.parsing import as_numbers, parse_json
-from peclr_dali.pipelines.arrays import DoubleArray
+from peclr_dali.parsing import as_numbers, file_name, parse_json
+from peclr_dali.pipelines.arrays import AnyArray, DoubleArray
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.files.check import image_sizes_px, spread
-from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.index import Index, squares_around
 from peclr_dali.pipelines.samples.subsets import OWN_HELD_OUT, hash_of_name, refuse_key, rows_of_split
-from peclr_dali.pipelines.sources.boxes import Entries, coco_annotations, refuse_corners, squares_around
-from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, plain_name
 from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
 
 log = logging.getLogger(__name__)
@@ -31,6 +35,9 @@ _MMPOSE = {
     for number, joint in enumerate(("mcp", "pip", "dip", "tip"), start=1)
 }
 """Names of keypoints in MMPose's datasets of hands, and ours."""
+
+_OF_A_HAND = ("image_id", "category_id", "bbox", "keypoints", "iscrowd")
+_BOTH = re.compile("left.*right|right.*left", re.IGNORECASE)
 
 
 def load_coco(config: DataConfig) -> Index:
@@ -147,3 +154,90 @@ def _orders_of_keypoints(file: Path, categories: list[list[str]]) -> list[list[i
             f"{', '.join(HAND.keypoints)}. Rename them, or use a file of hands alone."
         )
     return orders
+
+
+class Entries:
+    """A list of entries with ids, such as a file's images.
+
+    Raises:
+        UserError: several entries have the same id.
+    """
+
+    def __init__(self, ids: Sequence[Any], file: Path, kind: str) -> None:
+        self._row_of = {_plain_id(number): row for row, number in enumerate(ids)}
+        self._kind = kind
+        if len(self._row_of) < len(ids):
+            raise UserError(f"{file}: several {kind} have the same id; expected each once. Give them ids of their own.")
+
+    def row(self, number: Any, place: str) -> int:
+        """The row of the entry with an id, which was read at `place` of the file; a `UserError` if there is none."""
+        if _plain_id(number) not in self._row_of:
+            raise UserError(
+                f"{place}: none of the {len(self._row_of)} {self._kind} has the id {str(number)[:80]!r}. Use entries "
+                "of one file, or remove this one."
+            )
+        return self._row_of[_plain_id(number)]
+
+
+def _plain_id(number: Any) -> str:
+    """An id as text: 8, 8.0 and "8" are the same."""
+    return str(number).removesuffix(".0")
+
+
+def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, Any], str, DoubleArray]]:
+    """The annotations of a file but those of crowds and of repeated hands, in its order.
+
+    Yields:
+        Where it is, for messages; the annotation itself; the image's file name; and (2,) width and height of the image
+        as the file says, NaN for what it does not.
+
+    Raises:
+        UserError: an annotation is of an image that the file does not list, several images have the same id, or a
+            category is of left and right hands.
+        Exception: the content has another form.
+    """
+    images, annotations = content["images"], content["annotations"]
+    listed = Entries([image["id"] for image in images], file, "images")
+    if len({plain_name(str(image.get("file_name"))) for image in images}) < len(images):
+        log.warning("%s: several of its %d images have the same file_name; they are taken for one", file, len(images))
+    categories = [str(category.get("name")) for category in content.get("categories", [])]
+    if both := [name for name in categories if _BOTH.search(name)]:
+        raise UserError(
+            f"{file}: the name of a category is {both[0][:80]!r}, with left and right; expected one of "
+            "them, or neither for right hands. Make two categories of it, or rename it."
+        )
+    used = {str(entry.get("category_id")) for entry in annotations}
+    if len(used) > 1 and not any("left" in name.lower() for name in categories):
+        log.warning("%s: hands of %d categories, none of them named left: all are right hands", file, len(used))
+    first = np.unique([hash(repr(list(map(entry.get, _OF_A_HAND)))) for entry in annotations], return_index=True)[1]
+    if len(first) < len(annotations):
+        log.warning("%s: %d annotations repeat others, and are left out", file, len(annotations) - len(first))
+    for number in np.sort(first).tolist():
+        entry = annotations[number]
+        place = f"{file}, annotation {number}"
+        row = listed.row(entry["image_id"], place)
+        said = [images[row].get("width"), images[row].get("height")]
+        size_px = as_numbers(said)  # NaN for None
+        if size_px is None:
+            raise ValueError(f"width and height of an image are {str(said)[:80]}")
+        if bool in map(type, [*(entry.get("bbox") or []), *(entry.get("keypoints") or [])]):
+            raise ValueError(f"annotation {number} has true or false in place of a number")
+        if not int(entry.get("iscrowd") or 0):
+            yield (place, entry, file_name(images[row]["file_name"]), size_px)
+
+
+def refuse_corners(file: Path, bbox: DoubleArray, size_px: AnyArray) -> None:
+    """Raise a `UserError` if most boxes x, y, width, height (N, 4) are rather the corners x0, y0, x1, y1.
+
+    Then they end outside of their images, of widths and heights (N, 2), and could be corners. Sizes of 0 or NaN are
+    unknown.
+    """
+    known = (size_px > 0).all(axis=1)
+    outside = (bbox[:, :2] + bbox[:, 2:] > size_px).any(axis=1)
+    corners = ((bbox[:, 2:] > bbox[:, :2]) & (bbox[:, 2:] <= size_px)).all(axis=1)
+    if 2 * (outside & corners & known).sum() > max(1, known.sum()):
+        raise UserError(
+            f"{file}: most boxes end outside of their images; expected bbox as x, y, width, height in pixels of the "
+            "image as displayed. Are these the corners x0, y0, x1, y1? Then subtract x0, y0. Or were they made before "
+            "EXIF turned the images? Then turn them."
+        )

@@ -18,9 +18,9 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.config import DataConfig, box_file
-from peclr_dali.pipelines.samples.index import Index, project_px
+from peclr_dali.pipelines.samples.index import Index, project_px, squares_around
 from peclr_dali.pipelines.samples.subsets import refuse_key
-from peclr_dali.pipelines.sources.boxes import squares_around, with_one_box_each
+from peclr_dali.pipelines.sources.boxes import with_one_box_each
 from peclr_dali.pipelines.sources.folder import ENDINGS, files_under
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
 from peclr_dali.skeleton import FINGERS, HAND

@@ -14,9 +14,8 @@ import yaml
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import FloatArray
 from peclr_dali.pipelines.config import DataConfig
-from peclr_dali.pipelines.samples.index import Index
+from peclr_dali.pipelines.samples.index import Index, squares_around
 from peclr_dali.pipelines.samples.subsets import hash_of_name, refuse_key
-from peclr_dali.pipelines.sources.boxes import squares_around
 from peclr_dali.pipelines.sources.folder import stored_images
 from peclr_dali.pipelines.sources.label_files.dataset_file import Tables, dataset_file, remembered
 from peclr_dali.skeleton import HAND

@@ -12,9 +12,9 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.files.check import image_sizes_px
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, project_px, read_file
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, project_px, read_file, squares_around
 from peclr_dali.pipelines.samples.subsets import refuse_key, rows_of_split
-from peclr_dali.pipelines.sources.boxes import squares_around, with_one_box_each
+from peclr_dali.pipelines.sources.boxes import with_one_box_each
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, read_json_array
 from peclr_dali.skeleton import HAND
 

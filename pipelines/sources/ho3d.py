@@ -17,9 +17,9 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers
 from peclr_dali.pipelines.arrays import BoolArray, DoubleArray
 from peclr_dali.pipelines.config import DataConfig, box_file
-from peclr_dali.pipelines.samples.index import Index, project_px
+from peclr_dali.pipelines.samples.index import Index, project_px, squares_around
 from peclr_dali.pipelines.samples.subsets import HELD_OUT_FRAC, hash_of_name, refuse_key
-from peclr_dali.pipelines.sources.boxes import squares_around, with_one_box_each
+from peclr_dali.pipelines.sources.boxes import with_one_box_each
 from peclr_dali.pipelines.sources.folder import stored_images
 from peclr_dali.pipelines.sources.label_files.dataset_file import Tables, dataset_file, read_json_array, remembered
 from peclr_dali.pipelines.sources.label_files.pickles import MANO_TO_KEYPOINTS, read_numpy_pickle

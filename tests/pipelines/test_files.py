@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from peclr_dali.pipelines.files.check import check_image, image_sizes_px, read_sound_jpegs, spread
+from peclr_dali.pipelines.files.check import check_image, image_headers, image_sizes_px, read_sound_jpegs, spread
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES, MAX_PIXELS, BadImage
 from peclr_dali.pipelines.samples.index import Index, read_file
 from tests.pipelines.image_files import Part, encoded, good_files, put_together
@@ -146,5 +146,5 @@ def test_sizes_are_those_of_the_headers(tmp_path: Path) -> None:
     Image.new("RGB", (64, 48)).save(tmp_path / "c.jpg", exif=exif)
     index = Index("images", tmp_path, ["a.jpg", "b.jpg", "c.jpg", "missing.jpg"], np.zeros((4, 3), np.float32))
     assert image_sizes_px(index.read, range(4)).tolist() == [[512, 513], [0, 0], [64, 48], [0, 0]]
-    assert image_sizes_px(index.read, range(4), stored=True).tolist() == [[512, 513], [0, 0], [48, 64], [0, 0]]
+    assert image_headers(index.read, range(4)).tolist() == [[512, 513, 1], [0, 0, 1], [48, 64, 6], [0, 0, 1]]
     assert [spread(0, 3), spread(2, 3), spread(9, 3)] == [[], [0, 1], [0, 4, 8]]

@@ -10,9 +10,8 @@ import pytest
 
 from peclr_dali.errors import UserError
 from peclr_dali.pipelines.samples import rules
-from peclr_dali.pipelines.samples.index import Index, project_px
+from peclr_dali.pipelines.samples.index import Index, project_px, squares_around
 from peclr_dali.pipelines.samples.rules import find_faults, validate
-from peclr_dali.pipelines.sources.boxes import squares_around
 from peclr_dali.skeleton import hand_rows
 from tests.pipelines.sources.layouts import hand_m, one_line, write_image
 

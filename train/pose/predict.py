@@ -15,9 +15,8 @@ from peclr_dali.pipelines.arrays import DoubleArray, FloatArray
 from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, refuse_among_images
 from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, squares_around
 from peclr_dali.pipelines.samples.rules import LEAST_FOCAL_PX, validate
-from peclr_dali.pipelines.sources.boxes import squares_around
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.pose.inference import (
