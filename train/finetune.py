@@ -90,7 +90,7 @@ def finetune(config: FinetuneConfig, resume: Resume = "never", *, check: bool = 
             return run.folder
 
         loader = load_batches(run, index, state, bad_files.quarantine, views=1)
-        encoder = f"{run.encoder.name}{' and head' if start.keeps_head else ''} from {start.origin}"
+        encoder = f"{run.encoder.name}{' and head' if start.keeps_head else ''} from {run.checkpoint or start.origin}"
         trained, held_out_count = "frozen" if config.train.frozen else "trained", len(held_out[0]) if held_out else "no"
         log.info("%s encoder %s, %d labelled hands, %s held out", trained, encoder, labelled, held_out_count)
         if validator.fixed_statistics:

@@ -113,13 +113,13 @@ def make_dataset(
     parts = parts_of(recipe)
     files = [out / _LAST, *(out / f"{part.name}_{key}.json" for part in parts for key in _LABELS)]
     missing = [part.poses * part.versions - sum(map(_is_whole, (out / part.name).glob("rgb/*.jpg"))) for part in parts]
-    if max(missing) > 0 or not all(file.is_file() for file in files):  # an image may have been removed since
+    if max(missing) > 0 or not all(map(_is_whole, files)):  # an image may have been removed since
         _render_poses(out, recipe, workers or available_cores(), progress)
 
 
-def _is_whole(image: Path) -> bool:
-    """Whether an image is there; an empty one is of a full disk, or of somebody else."""
-    return image.is_file() and image.stat().st_size > 0
+def _is_whole(file: Path) -> bool:
+    """Whether a file is there; an empty one is of a full disk, or of somebody else."""
+    return file.is_file() and file.stat().st_size > 0
 
 
 def _claim(out: Path, recipe: Recipe) -> None:

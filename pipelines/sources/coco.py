@@ -60,7 +60,7 @@ def load_coco(config: DataConfig) -> Index:
     refuse_key(config, "part", "COCO's annotations have no parts, but data.split and data.annotations")
     root = Path(config.root)
     file = root / (config.annotations or ANNOTATIONS)
-    names, labels, is_left, bboxes, sizes_px, miscounted = list[str](), [], list[bool](), [], [], 0
+    names, labels, is_left, bboxes, sizes_px = list[str](), [], list[bool](), [], []
     remedy = "Check data.root and data.annotations, or mend the file."
     with dataset_file(file, "keypoints in COCO's JSON format", remedy) as path:
         content = parse_json(path.read_bytes())
@@ -70,9 +70,7 @@ def load_coco(config: DataConfig) -> Index:
         for place, entry, name, size_px in coco_annotations(file, content):
             keypoints, bbox = _numbers(place, entry)
             kind = listed.row(entry.get("category_id"), place) if len(hands) > 1 or "category_id" in entry else 0
-            count = int((keypoints[:, 2] > 0).sum())
-            miscounted += entry.get("num_keypoints") not in (None, count)
-            if count:
+            if (keypoints[:, 2] > 0).any():
                 names.append(name)
                 labels.append(keypoints[orders[kind]])
                 is_left.append("left" in str(hands[kind].get("name")).lower())
@@ -83,8 +81,6 @@ def load_coco(config: DataConfig) -> Index:
     log.info(
         "%s: %d hands, %d of them left, of %d annotations", file, len(names), sum(is_left), len(content["annotations"])
     )
-    if miscounted:
-        log.warning("%s: num_keypoints of %d annotations is not the number of keypoints with v > 0", file, miscounted)
     points, bbox, size_px = np.array(labels).reshape(-1, len(HAND), 3), np.reshape(bboxes, (-1, 4)), np.array(sizes_px)
     keypoints_px = np.where(points[..., 2:] > 0, points[..., :2] + 0.5, np.nan)
     boxed = (bbox[:, 2:] > 0).all(axis=1, keepdims=True)

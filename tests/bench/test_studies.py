@@ -117,8 +117,7 @@ def test_pre_training_is_as_shipped(configs: Configs, tmp_path: Path, monkeypatc
 def two_arms(made: Study) -> None:
     """Four seeds from two pre-trainings, and on other images too."""
     for seed in made.seeds or (0, 1, 2, 3):
-        start = made.pretrain("peclr", seed % 2)
-        ours = made.finetune("ours", seed, start=start, published={"auc": 0.5}, maps=True)
+        ours = made.finetune("ours", seed, start=made.pretrain("peclr", seed % 2), published={"auc": 0.5}, maps=True)
         made.measure("elsewhere", ours, (*made.scale.held_out, "data.split=all"), {})
         made.finetune("scratch", seed)
     made.compare(Claim("ours", "scratch", "pa_epe_cm"), Claim("ours", "scratch", "auc", percent=5))

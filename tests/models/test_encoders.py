@@ -29,8 +29,7 @@ def save_resnet18(path: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("file", ["nested.pth", "parallel.pth", "plain.SAFETENSORS", "safetensors.pth"])
 def test_reads_torchvision_files_and_gives_them_back(file: str, tmp_path: Path) -> None:
     state = save_resnet18(tmp_path / file)
-    encoder = build_encoder(EncoderConfig("resnet18", str(tmp_path / file)))
-    exported = encoder.library_state_dict()
+    exported = build_encoder(EncoderConfig("resnet18", str(tmp_path / file))).library_state_dict()
     assert list(exported) == [name for name in state if not name.startswith("fc.")]
     assert all(torch.equal(exported[name], state[name]) for name in exported)
     resnet = torchvision.models.resnet18(weights=None)

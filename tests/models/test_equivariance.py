@@ -14,8 +14,7 @@ def random_affine(count: int, seed: int = 0) -> Tensor:
     """Rotation, scale, shear and reflection, singular values in [0.4, 2.5]; v up to 15/128: (count, 2, 3)."""
     rng = np.random.default_rng(seed)
     left, right = (np.linalg.qr(rng.normal(size=(count, 2, 2)))[0] for _ in range(2))
-    singular = np.exp(rng.uniform(np.log(0.4), np.log(2.5), size=(count, 2)))
-    linear = left * singular[:, None] @ right
+    linear = left * np.exp(rng.uniform(np.log(0.4), np.log(2.5), size=(count, 2)))[:, None] @ right
     shift = rng.uniform(-15 / 128, 15 / 128, size=(count, 2, 1))
     return torch.from_numpy(np.concatenate([linear, shift], axis=2))
 
@@ -40,8 +39,7 @@ def scalar_range(moved_points: Tensor, shift: Tensor) -> Tensor:
     """
     top, bottom = moved_points.amax(1), moved_points.amin(1)  # (N, 2)
     extent = top[:, :, None] - bottom[:, None, :]  # (N, a, b)
-    slope = shift[:, :, None] - shift[:, None, :]
-    return (extent / (1 - slope)).amax((1, 2))
+    return (extent / (1 - (shift[:, :, None] - shift[:, None, :]))).amax((1, 2))
 
 
 @pytest.mark.parametrize("range_", ["axis", "scalar"])

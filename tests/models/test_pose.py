@@ -32,10 +32,10 @@ def relative_depths(joints_m: Tensor, scale_m: Tensor, root: str) -> Tensor:
 def random_hands(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Anatomical hands in any orientation, and cameras: joints in metres, scale, intrinsics, view matrices."""
     rng = np.random.default_rng(seed)
-    skeletons = []
-    for _ in range(min(count, 500)):
-        angles = rng.uniform(LIMITS_RAD[..., 0], LIMITS_RAD[..., 1])
-        skeletons.append(pose_hand(draw_shape(rng), angles).joints_m)
+    skeletons = [
+        pose_hand(draw_shape(rng), rng.uniform(LIMITS_RAD[..., 0], LIMITS_RAD[..., 1])).joints_m
+        for _ in range(min(count, 500))
+    ]
     hands = np.stack(skeletons)[rng.integers(len(skeletons), size=count)]
     turns = np.linalg.qr(rng.normal(size=(count, 3, 3)))[0]  # mirrored half of the time: left hands
     center = rng.uniform([-0.1, -0.1, 0.35], [0.1, 0.1, 1.2], (count, 3))
@@ -72,8 +72,7 @@ def test_3d_hands_come_back_from_exact_25d(root: str) -> None:
     rays = (joints_m / joints_m[..., 2:]).numpy()[:, HAND.reference_bone]  # (N, 2, 3)
     apart, offset = rays[:, 0] - rays[:, 1], (rays * depths.numpy()[:, HAND.reference_bone, None])
     a = (apart**2).sum(1)
-    vertex = -(apart * (offset[:, 0] - offset[:, 1])).sum(1) / a
-    promised = (vertex < true_root) & (a > 1e-8)
+    promised = (-(apart * (offset[:, 0] - offset[:, 1])).sum(1) / a < true_root) & (a > 1e-8)
     error_m = (found_m - joints_m).abs().amax((1, 2)).numpy()
 
     assert error_m[promised].max() < 1e-6
@@ -137,7 +136,6 @@ def test_forward_reads_pixels_and_keeps_geometry_out_of_autocast() -> None:
             half = network(image, k.double())
     assert plain.joints.shape == (2, 21, 3)
     assert all(value.dtype == torch.float32 for value in half)
-    normalized = normalize_keypoints(half.keypoints_px, k)
-    exact = back_project(normalized, half.relative_depth + half.root_depth[:, None])
+    exact = back_project(normalize_keypoints(half.keypoints_px, k), half.relative_depth + half.root_depth[:, None])
     torch.testing.assert_close(half.joints, exact, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(half.keypoints_px, plain.keypoints_px, rtol=0, atol=2)

@@ -103,8 +103,7 @@ def plan_files(
 
 def decode_chunk(chunk: Chunk, **changed: Any) -> Any:
     """DALI's list of the decoded images or regions; None if a file does not decode."""
-    settings = settings_of(len(chunk.files), **changed)
-    ((_, outputs),) = run_chunks(partial(decode_pipeline, settings), iter([chunk]))
+    ((_, outputs),) = run_chunks(partial(decode_pipeline, settings_of(len(chunk.files), **changed)), iter([chunk]))
     return None if outputs is None else outputs[0]
 
 

@@ -124,8 +124,7 @@ def sobel(view: Array) -> Array:
     grey = np.pad(view @ GREY, 1, mode="reflect")
     across, down = grey[:, 2:] - grey[:, :-2], grey[2:] - grey[:-2]  # (S + 2, S), (S, S + 2)
     x = across[:-2] + 2 * across[1:-1] + across[2:]
-    y = down[:, :-2] + 2 * down[:, 1:-1] + down[:, 2:]
-    return np.asarray(np.hypot(x, y)[..., None])
+    return np.asarray(np.hypot(x, down[:, :-2] + 2 * down[:, 1:-1] + down[:, 2:])[..., None])
 
 
 def cut_out(view: Array, left_px: int, top_px: int, cut_px: int, grey: float) -> Array:

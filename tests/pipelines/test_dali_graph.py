@@ -48,8 +48,7 @@ def test_no_view_needs_more_halvings(
     )
     box_px = np.repeat(boxes(*sides), 50, axis=0)
     draws = draws_of(Augmentation(geometry, NO_COLOUR), len(box_px))
-    sizes_px = np.full((len(box_px), 2), 10_000)
-    plan = plan_views(sizes_px, np.ones(len(box_px), np.int64), box_px, [draws], [geometry])
+    plan = plan_views(np.full((len(box_px), 2), 10_000), np.ones(len(box_px), np.int64), box_px, [draws], [geometry])
     assert plan.halvings.max() <= most_halvings(boxes(*sides), geometry)
 
 

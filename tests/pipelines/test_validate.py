@@ -58,7 +58,7 @@ CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.cameras_without_form, {"K": lambda cameras: cameras + 300 * np.eye(3)[[2, 0, 2]] * [1, 0, 0]}),
     (rules.joints_out_of_sight, {"xyz_m": lambda xyz_m: xyz_m * 1000}),
     (rules.joints_out_of_sight, {"xyz_m": lambda xyz_m: xyz_m * [1, 1, -1]}),
-    (rules.joints_on_the_lens, {"xyz_m": lambda xyz_m: xyz_m / 1000}),
+    (rules.joints_of_no_hand, {"xyz_m": lambda xyz_m: xyz_m / 1000}),
     (rules.scales_of_no_bone, {"scale_m": lambda scale_m: scale_m * 1000}),
     (rules.scales_of_no_bone, {"scale_m": lambda scale_m: scale_m / 1000}),
     (rules.scales_of_no_bone, {"scale_m": lambda scale_m: scale_m * 2, "xyz_m": lambda xyz_m: xyz_m}),
@@ -158,7 +158,26 @@ def test_keypoints_are_those_of_one_image(index: Index, caplog: pytest.LogCaptur
     validate(replace(copies, group=rows))
     assert not caplog.records
     validate(replace(copies, group=np.arange(COUNT)))
-    assert "16 of 20 hands have exactly the keypoints of a hand in another image, the first is 1.png" in caplog.text
+    assert "16 of 20 hands have exactly the keypoints of a hand of another image" in caplog.text
+    near_px = (copies.box_px + np.arange(COUNT)[:, None] / 99).astype(np.float32)
+    validate(replace(copies, box_px=near_px, group=rows, mirror=np.arange(COUNT) % 5 == 3))
+    assert "4 of 20 hands have exactly the keypoints of a hand of another image, or of the other side" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("order", "found"),
+    [
+        (range(21), 0),
+        (hand_rows("freihand", "mano"), 1),
+        (hand_rows("freihand", "peclr"), 1),
+        ([*range(4, 0, -1), *range(8, 4, -1), *range(12, 8, -1), *range(16, 12, -1), *range(20, 16, -1), 0], 1),
+    ],
+)
+def test_keypoints_of_many_hands_are_in_order(index: Index, order: Sequence[int], found: int) -> None:
+    points_px = np.tile(index.tables["keypoints_px"], (3, 1, 1))[:, order]
+    many = Index("2D", index.root, [*index.paths] * 3, np.tile(index.box_px, (3, 1)), points_px)
+    faults = list(find_faults(many, np.full((3 * COUNT, 2), float(SIDE_PX))))
+    assert [(fault.rule.masks, len(fault.rows)) for fault in faults] == found * [(rules.keypoints_out_of_order, 60)]
 
 
 def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(
@@ -204,6 +223,5 @@ def test_boxes_may_end_outside_of_their_images(
 
 def test_each_rule_is_tested() -> None:
     others = {rules.sizes_that_differ, rules.cameras_of_other_sizes, rules.boxes_of_both_sides}
-    assert {rule for rule, _ in CASES} | others | {rules.keypoints_of_other_images} == {
-        rule.masks for rule in rules.RULES
-    }
+    others |= {rules.keypoints_of_other_images, rules.keypoints_out_of_order}
+    assert {rule for rule, _ in CASES} | others == {rule.masks for rule in rules.RULES}

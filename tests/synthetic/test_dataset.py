@@ -112,9 +112,9 @@ def test_a_finished_dataset_is_left_alone_and_a_damaged_one_mended(made: Path, t
     before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
     render(made)
     assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
-    for lost in ("evaluation/rgb/00000000.jpg", "training/rgb/00000001.jpg", "training_scale.json"):
+    for lost in ("evaluation/rgb/00000000.jpg", "training/rgb/00000001.jpg", "training_K.json"):
         damaged = shutil.copytree(made, tmp_path / Path(lost).stem)
-        (damaged / lost).write_bytes(b"") if "1" in lost else (damaged / lost).unlink()
+        (damaged / lost).write_bytes(b"") if "1" in lost or "K" in lost else (damaged / lost).unlink()
         render(damaged)
         assert contents(damaged) == contents(made)
 

@@ -196,7 +196,7 @@ def predict(
     if options["intrinsics"] is None and done.predictions[0].joints is not None:
         say("the focal length is assumed to be the picture's longer side: set the true camera with --intrinsics")
     if done.unreadable:
-        say(f"left out {len(done.unreadable)} pictures, which are not {EXPECTED}:", err=True)
+        say(f"left out {len(done.unreadable)} pictures, which cannot be read, or are not {EXPECTED}:", err=True)
     for file in done.unreadable:
         say(f"  {file}", err=True)
     say(f"all on one page: python cli.py report --predictions {shlex.quote(str(out))}")

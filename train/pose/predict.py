@@ -75,17 +75,22 @@ def predict(
         UserError: an argument cannot be used, or no picture can be read.
     """
     hands = _hands(images, box_px, boxes, out)
+    validate(hands)
     earlier = earlier_drawings(out, force=force)
     world = single_process()
     loaded = load_pose_run(run, world.device)
     _, first, picture_of = np.unique(hands.paths, return_index=True, return_inverse=True)
     sizes_px = image_sizes_px(hands.read, first.tolist())[picture_of]  # as displayed; 0 for no usable picture
     cameras = cameras_of(sizes_px.max(axis=1), sizes_px[:, ::-1] / 2)  # a field of view of 53 degrees
+    rows, unreadable = np.flatnonzero(sizes_px[:, 0] > 0), np.flatnonzero(sizes_px[:, 0] == 0).tolist()
     if intrinsics is not None:
         cameras[:] = read_intrinsics(intrinsics)
-        hands = replace(hands, targets={"K": cameras})
-    validate(hands)
-    rows, unreadable = np.flatnonzero(sizes_px[:, 0] > 0), np.flatnonzero(sizes_px[:, 0] == 0).tolist()
+        if (off := np.abs(2 * cameras[rows, :2, 2] / sizes_px[rows, ::-1] - 1).max(axis=1) > 0.2).any():
+            logging.getLogger(__name__).warning(
+                "%s: cx, cy is far from the middle of %d of %d pictures; expected the camera of these pictures, in "
+                "this size and as displayed. Does it belong to another size, or to pictures before EXIF turned them?",
+                *(intrinsics, off.sum(), len(rows)),
+            )
     results = Predictions(loaded.path, "reference_bone" if scale_m is None else "m", intrinsics is None, len(hands))
     results.unreadable += dict.fromkeys(hands.path(row) for row in unreadable)
     if not len(rows):
@@ -111,9 +116,9 @@ def predict(
                 for place, sample in enumerate(poses.samples.tolist()):
                     row = next(wanted)
                     if sample == row:
-                        if len(results.predictions) < drawings:
-                            _draw(out, results, predictions[place], poses, place, scale_m or 1.0)
                         results.predictions.append(predictions[place])
+                        if len(results.predictions) <= drawings:
+                            _draw(out, results, poses, place, scale_m or 1.0)
                     elif hands.path(row) not in results.unreadable:  # its picture does not decode
                         results.unreadable.append(hands.path(row))
                     results.hands_done += 1
@@ -185,13 +190,14 @@ def _predictions(
     ]
 
 
-def _draw(out: Path, results: Predictions, prediction: Prediction, poses: Poses, place: int, scale_m: float) -> None:
-    """Draw the next prediction of the results, at a place in the poses of a step, and name the drawing in it."""
-    if not results.predictions:
-        write_predictions(out, results)  # from it, a later call knows that the drawings are of this command
+def _draw(out: Path, results: Predictions, poses: Poses, place: int, scale_m: float) -> None:
+    """Draw the last prediction of the results, at a place in the poses of a step, and name the drawing in it."""
+    number, prediction = len(results.predictions) - 1, results.predictions[-1]
+    if number == 0:  # from it, a later call knows that the drawings are of this command, also if this one is killed
+        write_predictions(out, replace(results, predictions=[]))
     picture = read_picture(prediction.image)
     if picture is not None:
-        prediction.drawing = f"{len(results.predictions):04}_{prediction.image.stem[:60]}.jpg"
+        prediction.drawing = f"{number:04}_{prediction.image.stem[:60]}.jpg"
         pose = None if prediction.joints is None else prediction.joints / scale_m  # in reference bones
         view = (poses.images[place], poses.source_to_view_px[place], prediction.keypoints_px)
         save_sheet(out / prediction.drawing, prediction_pictures(picture, prediction.box_px, *view, pose), columns=3)

@@ -94,7 +94,11 @@ def _sheet(title: str, text: str, file: Path, height: int, width: int) -> list[S
 def predictions(folder: Path) -> Section:
     """The drawings in a folder of `predict`. A folder without predictions is a `UserError`."""
     results = read_predictions(folder)
-    drawn = [prediction for prediction in results["predictions"] if prediction["drawing"] is not None]
+    drawn = [
+        prediction
+        for prediction in results["predictions"]
+        if prediction["drawing"] is not None and (folder / prediction["drawing"]).exists()  # not where it was stopped
+    ]
     shown = sorted(drawn, key=_spread_share, reverse=True)[:48]
     pictures = [
         Picture(

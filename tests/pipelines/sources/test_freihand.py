@@ -21,8 +21,7 @@ K = np.array([[60.0, 0, 20], [0, 54, 15], [0, 0, 1]])
 
 def xyz_of(pose: int) -> np.ndarray:
     joints_m = hand_m(pose)
-    bone_m = np.linalg.norm(joints_m[10] - joints_m[9])
-    return np.asarray(joints_m * scale_of(pose) / bone_m + [0, 0, 0.6])
+    return np.asarray(joints_m * scale_of(pose) / np.linalg.norm(joints_m[10] - joints_m[9]) + [0, 0, 0.6])
 
 
 def scale_of(pose: int) -> float:

@@ -82,8 +82,7 @@ def assert_comes_back(index: Index, source: Index) -> None:
 
 
 def batches(index: Index, first: int = 0, **options: Any) -> list[Batch]:
-    order = build_order(index, batch=16, seed=3)
-    return load(index, batch=16, order=order, first=first, last=7, chunk=8, **options)
+    return load(index, batch=16, order=build_order(index, batch=16, seed=3), first=first, last=7, chunk=8, **options)
 
 
 @pytest.mark.parametrize("renderer", RENDERERS)
@@ -133,8 +132,7 @@ def test_tar_files_of_webdataset_are_indexed_where_they_are(
         with webdataset.TarWriter(str(tmp_path / "part" / f"{number}.tar")) as writer:
             writer.write({"__key__": f"._{number}", "jpg": b"macOS", "bmp": b""})
             for row in rows.tolist():
-                data = source.read(row)
-                writer.write({"__key__": names[row], ("jpg", "png")[row % 2]: data, "json": {"label": row}})
+                writer.write({"__key__": names[row], ("jpg", "png")[row % 2]: source.read(row), "json": {"label": row}})
     with tarfile.open(tmp_path / "part" / "0.tar", "a") as tar:
         for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE):
             member = tarfile.TarInfo(f"{kind.decode()}.jpg")
@@ -333,8 +331,7 @@ def test_labels_of_a_packed_set_and_a_link_stay(source: Index, packed: Path, tmp
 
 @pytest.mark.parametrize("members", [{"1.jpg": b""}, {"0.jpg": b"", "1.jpg": b""}])
 def test_images_that_have_no_bytes_of_their_own_are_refused(members: dict[str, bytes], tmp_path: Path) -> None:
-    kind = tarfile.LNKTYPE if len(members) == 1 else tarfile.GNUTYPE_SPARSE
-    write_tar(tmp_path / "a.tar", members, kind)
+    write_tar(tmp_path / "a.tar", members, tarfile.LNKTYPE if len(members) == 1 else tarfile.GNUTYPE_SPARSE)
     with one_line("1.jpg is a sparse file, a hard link to none before it, or of negative size, at byte"):
         index_tars(tmp_path)
     member = tarfile.TarInfo("2.jpg")
