@@ -29,7 +29,7 @@ def regular(file: Path) -> Path:
 
 def file_name(name: Any) -> str:
     """Return a name that a file can have. Others are a ValueError."""
-    if not isinstance(name, str) or "\0" in name:
+    if not isinstance(name, str) or "\0" in name or not name.strip("./"):
         raise ValueError(f"{str(name)[:80]!r} cannot be the name of a file")
     os.fsencode(name)  # a UnicodeEncodeError is a ValueError too
     return name

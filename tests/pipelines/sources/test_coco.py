@@ -245,6 +245,7 @@ def test_files_in_another_format_end_in_one_line(text: str | None, message: str,
             {"file_name": None},
             "'None' cannot be the name of a file.; expected keypoints in",
         ),
+        ("images", {"file_name": "./"}, "'./' cannot be the name of a file"),
         ("images", {"file_name": "a\0b.jpg"}, "expected keypoints in COCO's JSON format"),
         ("images", {"width": "wide", "height": 48}, "width and height of an image are .'wide', 48"),
         (
