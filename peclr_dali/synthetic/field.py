@@ -207,7 +207,7 @@ def hand_distance(x: float, y: float, z: float, solids: Solids) -> float:
         # The back of the last segment is flat: the nail's bed.
         height = (x - parts[nail, 0]) * frames[nail, 6] + (y - parts[nail, 1]) * frames[nail, 7]
         height += (z - parts[nail, 2]) * frames[nail, 8]
-        last = -_join(-last, 0.86 * (parts[nail, 6] + parts[nail, 7]) - height, 0.003)
+        last = -_join(-last, -(height - 0.86 * (parts[nail, 6] + parts[nail, 7])), 0.003)
         chain = _join(_join(first, second, 0.005), last, 0.004)
         root = _join(palm, first, 0.012) if digit == 0 else _join(palm, first, 0.008)
         nearest = min(nearest, min(chain, root))

@@ -73,7 +73,9 @@ def view_pipeline(settings: Settings, augmentations: Sequence[Augmentation], chu
     with pipeline:
         encoded, *nodes = _external(map(inputs, chunks), kinds)
         image_nodes = dict(zip(of_image, nodes, strict=False))
-        image = decode(encoded, settings, [image_nodes[key] for key in ("start_px", "shape_px") if settings.regions])
+        image = decode(
+            encoded, settings, [image_nodes["start_px"], image_nodes["shape_px"]] if settings.regions else []
+        )
         if pads:  # an odd last row or column is halved together with the fill beyond it
             image = fn.pad(image, axes=[0, 1], shape=image_nodes["padded_px"], fill_value=fill)
         outputs, of_each = [], iter(nodes[len(of_image) :])

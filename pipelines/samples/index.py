@@ -175,12 +175,12 @@ class Index:
         if self.sources:
             raise ValueError(f"{self.name}: select rows of each source before the sources are joined")
         rows = np.arange(len(self))[rows]
-        chosen = {name: array[rows] for name, array in self.tables.items()}
+        chosen = {name: array[rows] for name, array in self.tables.items() if name not in self.targets}
         return replace(
             self,
             paths=[self.paths[row] for row in rows.tolist()],
-            targets={name: chosen.pop(name) for name in self.targets},
             **chosen,
+            targets={name: array[rows] for name, array in self.targets.items()},
             store=None if self.store is None else _SelectedStore(self.store, rows),
             partners=None if self.partners is None else self.partners.select(rows),
         )

@@ -72,7 +72,7 @@ def boxes_of_both_sides(tables: Tables) -> Masks:
 
 def _hash_of_rows(table: AnyArray) -> IntArray:
     """A number for the bits of each of N rows of float32."""
-    bits = np.ascontiguousarray(table, np.float32).reshape(len(table), -1).view(np.int32)
+    bits = np.ascontiguousarray(table, np.float32).view(np.int32).reshape(len(table), int(np.prod(table.shape[1:])))
     return np.asarray(bits @ np.random.default_rng(0).integers(2**62, size=bits.shape[1]))
 
 
@@ -108,12 +108,12 @@ def cameras_of_other_sizes(tables: Tables) -> Masks:
     The image of a whole camera has the camera's centre in its middle, and a cropped one the hand's: their medians are
     usually within 0.2 of half the image's sides.
     """
-    size_px = tables["size_px"][:, None]
-    centres = tables["K"][:, None, :2, 2] / size_px, tables["keypoints_px"] / size_px
+    known, size_px = known_sizes(tables["size_px"]), tables["size_px"][:, None]
+    centres = [points[known] / size_px[known] for points in (tables["K"][:, None, :2, 2], tables["keypoints_px"])]
     wrong = not any(np.isnan(points).all() for points in centres) and all(
         np.abs(2 * np.nanmedian(points, axis=(0, 1)) - 1).max() > 0.2 for points in centres
     )
-    return known_sizes(tables["size_px"]), np.full(len(size_px), wrong)
+    return known, np.full(len(known), wrong)
 
 
 LEAST_FOCAL_PX = 10.0
@@ -249,18 +249,20 @@ def keypoints_off_their_boxes(tables: Tables) -> Masks:
     count = known.sum(axis=1)
     offset_px = np.where(known, offset_px, 0)
     outside = 2 * (offset_px > 0.75 * box_px[:, 2:]).sum(axis=1) > count
-    same = (np.diff(np.sort(points_px @ [1, 1j], axis=1), axis=1) == 0).sum(axis=1) > 2
+    places = np.sort(np.ascontiguousarray(points_px, np.float32).view(np.complex64)[..., 0], axis=1)
+    same = (places[:, 3:] == places[:, :-3]).any(axis=1)
     with_all = np.where(known[..., None], points_px, box_px[:, None, :2])
     together = (count > 4) & ((with_all.max(axis=1) - with_all.min(axis=1)).max(axis=1) < 0.2 * box_px[:, 2])
-    far = offset_px.max(axis=1) > 5.0 * box_px[:, 2]
     corner = (np.abs(points_px).max(axis=2) <= 1).any(axis=1)
-    return (box_px[:, 2] > 0) & (count > 0), far | outside | same | together | corner
+    return (box_px[:, 2] > 0) & (count > 0), (
+        offset_px.max(axis=1) > 5.0 * box_px[:, 2]
+    ) | outside | same | together | corner
 
 
 def keypoints_of_other_images(tables: Tables) -> Masks:
     """Hands with exactly the keypoints of a hand of another group, or of the other side."""
     first, first_of = np.unique(_hash_of_rows(tables["keypoints_px"]), return_index=True, return_inverse=True)[1:]
-    known = np.asarray(~np.isnan(tables["keypoints_px"]).all(axis=(1, 2)))
+    known = np.isfinite(tables["keypoints_px"]).all(axis=2).sum(axis=1) > 4  # of one, whole pixels are equal by chance
     return known, np.any([tables[name] != tables[name][first[first_of]] for name in ("group", "mirror")], axis=0)
 
 
@@ -359,9 +361,9 @@ RULES = (
     Rule(
         keypoints_out_of_order,
         ("keypoints_px",),
-        "hands have long bones for their size",
-        "Expected the wrist, then each finger from the knuckle to the tip, or keypoints as they are named. Are these "
-        "fists, or is this another order? Then reorder the keypoints.",
+        "hands are in a set whose bones look too long",
+        "Expected the wrist, then each finger from the knuckle to the tip, the thumb first. If most hands are fists, "
+        "this is right; else reorder the keypoints.",
         most=1,
     ),
     Rule(
@@ -400,9 +402,9 @@ RULES = (
     ),
     Rule(
         keypoints_of_other_images,
-        ("keypoints_px", "group", "mirror"),
+        ("keypoints_px", "mirror", "group"),
         "hands have exactly the keypoints of a hand of another image, or of the other side",
-        "Expected keypoints of their own, but in copies of an image. Mend them.",
+        "Expected this only in copies or versions of one image. Are rows shifted? Mend the labels.",
         most=1,
     ),
     Rule(
@@ -464,14 +466,17 @@ def validate(index: Index) -> None:
     size_px[rows] = upright_size_px(headers[:, :2], headers[:, 2])[:, ::-1]
     if turned := np.count_nonzero(headers[:, 2] > 1):
         _log.info(
-            "%s: EXIF turns %d of %d images that were looked at; boxes and labels are taken as of turned images",
+            "%s: EXIF turns %d of %d images that were looked at; boxes and labels must belong to the turned images",
             *(index.label_file or index.root, turned, len(rows)),
         )
     size_px[size_px == 0] = np.nan  # of an image that cannot be read
     for fault in find_faults(index, size_px):
         if len(fault.rows) > fault.rule.most * fault.judged:
             raise UserError(str(fault))
-        _log.warning("%s They are used as they are. 'python cli.py check-data' lists them, to leave them out", fault)
+        _log.warning(
+            "%s They are used as they are%s",
+            *(fault, "; 'python cli.py check-data' lists them, to leave out" if len(fault.rows) < fault.judged else ""),
+        )
 
 
 def find_faults(index: Index, size_px: DoubleArray) -> Iterator[Fault]:

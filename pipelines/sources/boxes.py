@@ -12,8 +12,8 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, parse_json
 from peclr_dali.pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, project_px, squares_around
-from peclr_dali.pipelines.sources.coco import Entries, coco_annotations, refuse_corners
-from peclr_dali.pipelines.sources.label_files.dataset_file import csv_rows, dataset_file, plain_name
+from peclr_dali.pipelines.sources.coco import coco_annotations, refuse_corners
+from peclr_dali.pipelines.sources.label_files.dataset_file import Entries, csv_rows, dataset_file, plain_name
 from peclr_dali.skeleton import HAND
 
 _COLUMNS = ("file", "x0", "y0", "x1", "y1")

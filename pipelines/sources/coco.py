@@ -6,7 +6,7 @@ Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the format is tha
 import logging
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.files.check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index, squares_around
 from peclr_dali.pipelines.samples.subsets import OWN_HELD_OUT, hash_of_name, refuse_key, rows_of_split
-from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, plain_name
+from peclr_dali.pipelines.sources.label_files.dataset_file import Entries, dataset_file, plain_id, plain_name
 from peclr_dali.skeleton import FINGERS, HAND, THUMB_IN_ANATOMY
 
 log = logging.getLogger(__name__)
@@ -152,34 +152,6 @@ def _orders_of_keypoints(file: Path, categories: list[list[str]]) -> list[list[i
     return orders
 
 
-class Entries:
-    """A list of entries with ids, such as a file's images.
-
-    Raises:
-        UserError: several entries have the same id.
-    """
-
-    def __init__(self, ids: Sequence[Any], file: Path, kind: str) -> None:
-        self._row_of = {_plain_id(number): row for row, number in enumerate(ids)}
-        self._kind = kind
-        if len(self._row_of) < len(ids):
-            raise UserError(f"{file}: several {kind} have the same id; expected each once. Give them ids of their own.")
-
-    def row(self, number: Any, place: str) -> int:
-        """The row of the entry with an id, which was read at `place` of the file; a `UserError` if there is none."""
-        if _plain_id(number) not in self._row_of:
-            raise UserError(
-                f"{place}: none of the {len(self._row_of)} {self._kind} has the id {str(number)[:80]!r}. Use entries "
-                "of one file, or remove this one."
-            )
-        return self._row_of[_plain_id(number)]
-
-
-def _plain_id(number: Any) -> str:
-    """An id as text: 8, 8.0 and "8" are the same."""
-    return str(number).removesuffix(".0")
-
-
 def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, Any], str, DoubleArray]]:
     """The annotations of a file but those of crowds and of repeated hands, in its order.
 
@@ -202,7 +174,7 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
             f"{file}: the name of a category is {both[0][:80]!r}, with left and right; expected one of "
             "them, or neither for right hands. Make two categories of it, or rename it."
         )
-    used = {str(entry.get("category_id")) for entry in annotations}
+    used = {plain_id(entry.get("category_id")) for entry in annotations}
     if len(used) > 1 and not any("left" in name.lower() for name in categories):
         log.warning("%s: hands of %d categories, none of them named left: all are right hands", file, len(used))
     first = np.unique([hash(repr(list(map(entry.get, _OF_A_HAND)))) for entry in annotations], return_index=True)[1]
@@ -229,7 +201,7 @@ def refuse_corners(file: Path, bbox: DoubleArray, size_px: AnyArray) -> None:
     unknown.
     """
     known = (size_px > 0).all(axis=1)
-    outside = (bbox[:, :2] + bbox[:, 2:] > size_px).any(axis=1)
+    outside = (bbox[:, :2] + bbox[:, 2:] > 1.05 * size_px).any(axis=1)
     corners = ((bbox[:, 2:] > bbox[:, :2]) & (bbox[:, 2:] <= size_px)).all(axis=1)
     if 2 * (outside & corners & known).sum() > max(1, known.sum()):
         raise UserError(

@@ -45,7 +45,7 @@ def partners_of(index: Index, config: DataConfig) -> Partners | None:
     if without == len(index):
         raise UserError(
             f"data.positive = {kind!r}: no image of {index.root}, such as {index.paths[0]!r}, has a partner {where}. "
-            + ("Choose more versions" if kind == "version" else "Names are relative to data.root. Mend the pairs")
+            + ("Name more in data.versions" if kind == "version" else "Names are relative to data.root. Mend the pairs")
             + ", or choose another data.positive"
         )
     if without:

@@ -20,9 +20,8 @@ from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.samples.index import Index, read_file, squares_around
 from peclr_dali.pipelines.samples.subsets import refuse_key
-from peclr_dali.pipelines.sources.coco import Entries
 from peclr_dali.pipelines.sources.folder import ENDINGS, stored_images
-from peclr_dali.pipelines.sources.label_files.dataset_file import Tables, dataset_file, remembered
+from peclr_dali.pipelines.sources.label_files.dataset_file import Entries, Tables, dataset_file, remembered
 from peclr_dali.pipelines.sources.label_files.pickles import VERTICES, read_regressor
 
 HAS_PARTS = True

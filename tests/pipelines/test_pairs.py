@@ -135,7 +135,7 @@ def test_another_version_of_a_pose(tmp_path: Path) -> None:
     assert (batch.samples[:, 0] % 6 == batch.samples[:, 1] % 6).all()
     assert (batch.samples[:, 0] != batch.samples[:, 1]).all()
     alone = DataConfig(root=str(tmp_path / "hands"), versions=("gs",), positive="version")
-    assert_refused(alone, r"no image of .* has a partner among data.versions. Choose more versions, or choose another")
+    assert_refused(alone, "no image of .* has a partner among data.versions. Name more in data.versions, or ch")
 
 
 def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

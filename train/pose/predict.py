@@ -87,8 +87,8 @@ def predict(
         cameras[:] = read_intrinsics(intrinsics)
         if (off := np.abs(2 * cameras[rows, :2, 2] / sizes_px[rows, ::-1] - 1).max(axis=1) > 0.2).any():
             logging.getLogger(__name__).warning(
-                "%s: cx, cy is far from the middle of %d of %d pictures; expected the camera of these pictures, in "
-                "this size and as displayed. Does it belong to another size, or to pictures before EXIF turned them?",
+                "%s: cx, cy is far from the middle of the pictures of %d of %d hands; unless these are parts of larger "
+                "ones, this is the camera of pictures of another size, or before EXIF turned them. Give theirs",
                 *(intrinsics, off.sum(), len(rows)),
             )
     results = Predictions(loaded.path, "reference_bone" if scale_m is None else "m", intrinsics is None, len(hands))
@@ -115,13 +115,13 @@ def predict(
                 predictions = _predictions(loaded, hands, cameras, poses, spread_px(turned), scale_m or 1.0)
                 for place, sample in enumerate(poses.samples.tolist()):
                     row = next(wanted)
+                    results.hands_done += 1
                     if sample == row:
                         results.predictions.append(predictions[place])
                         if len(results.predictions) <= drawings:
                             _draw(out, results, poses, place, scale_m or 1.0)
                     elif hands.path(row) not in results.unreadable:  # its picture does not decode
                         results.unreadable.append(hands.path(row))
-                    results.hands_done += 1
                 progress(results.hands_done, results.hands)
         results.complete = True
     finally:  # also of a call that is stopped

@@ -25,7 +25,8 @@ class Prediction:
 
     Attributes:
         image: absolute path of the picture.
-        drawing: name of the drawing, beside `predictions.json`; None if it was not asked for.
+        drawing: name of the drawing, beside `predictions.json`; None if it was not asked for. The last one of a call
+            that was stopped may be missing.
         box_px: (4,) x0, y0, x1, y1 of the square that the network saw; it may extend beyond the picture.
         mirrored: whether the network saw the square mirrored, left for right, since it shows a left hand. The other
             values belong to the picture itself.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic_core import from_json
@@ -109,6 +110,34 @@ def csv_rows(
 def plain_name(name: str) -> str:
     """A file's name in the form in which names are compared: Unicode's NFC, and without "./" before it."""
     return unicodedata.normalize("NFC", name.removeprefix("./"))
+
+
+class Entries:
+    """A list of entries with ids, such as a file's images.
+
+    Raises:
+        UserError: several entries have the same id.
+    """
+
+    def __init__(self, ids: Sequence[Any], file: Path, kind: str) -> None:
+        self._row_of = {plain_id(number): row for row, number in enumerate(ids)}
+        self._kind = kind
+        if len(self._row_of) < len(ids):
+            raise UserError(f"{file}: several {kind} have the same id; expected each once. Give them ids of their own.")
+
+    def row(self, number: Any, place: str) -> int:
+        """The row of the entry with an id, which was read at `place` of the file; a `UserError` if there is none."""
+        if plain_id(number) not in self._row_of:
+            raise UserError(
+                f"{place}: none of the {len(self._row_of)} {self._kind} has the id {str(number)[:80]!r}. Use entries "
+                "of one file, or remove this one."
+            )
+        return self._row_of[plain_id(number)]
+
+
+def plain_id(number: Any) -> str:
+    """An id as text: 8, 8.0 and "8" are the same."""
+    return str(number).removesuffix(".0")
 
 
 def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> Tables:

@@ -282,4 +282,4 @@ def test_sizes_before_exif_turned_the_images_end_in_one_line(root: Path, caplog:
         image.update(width=48, height=64)
     (root / "annotations.json").write_text(json.dumps(content))
     load_index(DataConfig("coco", str(root)))
-    assert "EXIF turns 20 of 20 images that were looked at; boxes and labels are taken as of turned" in caplog.text
+    assert "EXIF turns 20 of 20 images that were looked at; boxes and labels must belong to the turned" in caplog.text

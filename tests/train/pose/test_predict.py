@@ -185,7 +185,7 @@ def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path, ca
     np.testing.assert_allclose(homogeneous[:, :2] / homogeneous[:, 2:], bare.keypoints_px, atol=1e-2)
     camera.write_text(json.dumps([[500, 0, 960], [0, 500, 540], [0, 0, 1]]))
     predict(run, words, tmp_path / "out", intrinsics=camera)
-    assert "camera.json: cx, cy is far from the middle of 1 of 1 pictures" in caplog.text
+    assert "camera.json: cx, cy is far from the middle of the pictures of 1 of 1 hands" in caplog.text
 
 
 def test_a_file_of_boxes_gives_a_prediction_for_each_hand(run: Path, tmp_path: Path) -> None:
