@@ -253,10 +253,8 @@ def keypoints_off_their_boxes(tables: Tables) -> Masks:
     same = (places[:, 3:] == places[:, :-3]).any(axis=1)
     with_all = np.where(known[..., None], points_px, box_px[:, None, :2])
     together = (count > 4) & ((with_all.max(axis=1) - with_all.min(axis=1)).max(axis=1) < 0.2 * box_px[:, 2])
-    corner = (np.abs(points_px).max(axis=2) <= 1).any(axis=1)
-    return (box_px[:, 2] > 0) & (count > 0), (
-        offset_px.max(axis=1) > 5.0 * box_px[:, 2]
-    ) | outside | same | together | corner
+    far_or_at_0 = (offset_px.max(axis=1) > 5.0 * box_px[:, 2]) | (np.abs(points_px).max(axis=2) <= 1).any(axis=1)
+    return (box_px[:, 2] > 0) & (count > 0), outside | same | together | far_or_at_0
 
 
 def keypoints_of_other_images(tables: Tables) -> Masks:
