@@ -201,7 +201,7 @@ def refuse_corners(file: Path, bbox: DoubleArray, size_px: AnyArray) -> None:
     unknown.
     """
     known = (size_px > 0).all(axis=1)
-    outside = (bbox[:, :2] + bbox[:, 2:] > size_px + 2).any(axis=1)
+    outside = (bbox[:, :2] + bbox[:, 2:] > size_px).any(axis=1)
     corners = ((bbox[:, 2:] > bbox[:, :2]) & (bbox[:, 2:] <= size_px)).all(axis=1)
     if 2 * (outside & corners & known).sum() > max(1, known.sum()):
         raise UserError(
