@@ -4,7 +4,7 @@ Written before the first run. Fine-tuned to the end with 3, 10 and 100 % of the 
 weights, and than SimCLR with its best augmentations, in 2D EPE and in PA-EPE. The gain shrinks from 400 steps to 6,400,
 and most with all labels, but does not vanish.
 
-The arms of 25,600 steps, one seed each, were added when the error was seen to fall until 6,400.
+The arms of 25,600 and 102,400 steps, one seed each, were added when the error was seen to fall until 6,400.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from peclr_dali.bench.studies.study import Claim, Keys, Studies, Study, main
 
 EPOCHS = {"030": (0.03, 33), "100": (0.1, 10), "all": (1.0, 1)}
 """Share of the labels -> the fraction, and the epochs that take about 400 steps of 32 images."""
-LENGTHS = {400: 1, 1600: 4, 6400: 16, 25600: 64}
+LENGTHS = {400: 1, 1600: 4, 6400: 16, 25600: 64, 102400: 256}
 """Steps of fine-tuning, each with a cosine to zero of its own -> the factor of the epochs."""
 _OTHER_HANDS = ".data/studies/other_hands"
 RATE = replace(
