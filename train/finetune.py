@@ -165,8 +165,7 @@ class PoseValidator:
         keeps_start: bool,
     ) -> None:
         self._run, self._network, self._state, self._held_out, self._depth = run, network, state, held_out, depth
-        steps_per_epoch = state.total_steps // run.config.train.epochs
-        self._every = max(1, round(run.config.validation.every_epochs * steps_per_epoch))
+        self._every = max(1, round(run.config.validation.every_epochs * (state.total_steps // run.config.train.epochs)))
         known = evaluation_constants(*held_out) if held_out else {}
         constants = {"constant_epe_px": ("mean_keypoints", "epe_px"), "constant_pa_epe_cm": ("rigid_pose", "pa_epe_cm")}
         self._constants = {key: known[of][metric] for key, (of, metric) in constants.items() if of in known}

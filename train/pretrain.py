@@ -159,8 +159,8 @@ def is_recorded(config: Config, world: World) -> bool:
 def embedding_health(result: StepResult) -> dict[str, float]:
     """The health of the embeddings, for a row of metrics."""
     figures = health(result.embeddings)._asdict()
-    values = torch.stack([figure.double() for figure in figures.values()]).tolist()  # waits for the device once
-    return dict(zip(figures, values, strict=True))
+    # The device is waited for once.
+    return dict(zip(figures, torch.stack([figure.double() for figure in figures.values()]).tolist(), strict=True))
 
 
 def draw_loss(folder: RunFolder) -> None:

@@ -243,6 +243,7 @@ def with_boxes(index: Index, file: Path) -> Index:
     """
     boxes = read_boxes(file, index.paths)
     if boxes.mirror is None:
+        _log.info("%s: no column 'hand', so no hand is taken for a left one", file)
         return replace(index, box_px=_with_whole_images(boxes, file, index.paths), label_file=str(file))
     images = len(np.unique(boxes.image))
     _log.info(

@@ -97,9 +97,7 @@ class Meter(AbstractContextManager["Meter[R]"], Generic[R]):
     def _write_row(self, step: int, loss: float, result: R, images: int) -> None:
         waited_s, passes_s, now = self._waiting.take_s(), self._own_work.take_s(), time.perf_counter()
         elapsed_s, saved_s = now - self._since, self._checkpointer.waited_s
-        step_s = elapsed_s / self._steps
-        if self._run_steps > 1:
-            step_s = (now - self._run_since) / (self._run_steps - 1)
+        step_s = (now - self._run_since) / (self._run_steps - 1) if self._run_steps > 1 else elapsed_s / self._steps
         slowest = self._slowest(waited_s, passes_s, images)
         if self._log is not None:
             row = {

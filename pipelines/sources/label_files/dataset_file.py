@@ -79,13 +79,15 @@ def csv_rows(
         optional: groups of names; the header has all names of a group or none.
 
     Raises:
-        UserError: the header lacks one of these columns or has it twice, or a row is longer than the header.
+        UserError: the header lacks one of these columns or has it twice, a row is longer than the header, or the file
+            ends within one.
         ValueError: it has a NUL, as text in UTF-16.
     """
     text = file.read_bytes().decode("utf-8-sig", errors="surrogateescape")  # names need not be in UTF-8
     if "\0" in text:
         raise ValueError("not text in UTF-8, or has a NUL; save it as CSV in UTF-8")
-    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    opened = io.StringIO(text, newline="")
+    lines = csv.reader(opened, strict=True)
     header = [cell.strip().lower() for cell in next(lines, [])]
     needed = [*columns]
     for group in optional:
@@ -99,10 +101,11 @@ def csv_rows(
                 "it, and the rows below it."
             )
     for cells in filter(None, lines):
-        if any(cells[len(header) :]):
+        cut = len(cells) < len(header) and opened.tell() == len(text) and not text.endswith(("\n", "\r"))
+        if cut or any(cells[len(header) :]):
             raise UserError(
-                f"{file}, line {lines.line_num}: {len(cells)} cells; expected {len(header)}, as in line 1. Are these "
-                "decimal commas? Mend the row."
+                f"{file}, line {lines.line_num}: {len(cells)} cells; expected {len(header)}, as in line 1. "
+                f"{'Is the file cut? Copy it again' if cut else 'Are these decimal commas? Mend the row'}."
             )
         yield f"{file}, line {lines.line_num}", dict(zip_longest(header, cells[: len(header)], fillvalue=""))
 

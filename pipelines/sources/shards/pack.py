@@ -19,7 +19,7 @@ from peclr_dali.parsing import regular
 from peclr_dali.pipelines.files.check import check_image
 from peclr_dali.pipelines.files.image_file import BadImage
 from peclr_dali.pipelines.samples.index import Index
-from peclr_dali.pipelines.sources.folder import BROKEN_LINK, NO_FILE, counts_in_words, files_under
+from peclr_dali.pipelines.sources.folder import ARCHIVES, BROKEN_LINK, NO_FILE, counts_in_words, files_under
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE, TarIndex, label_arrays, parse_index, scan_tar
 
 _AT_ONCE = 256
@@ -29,7 +29,7 @@ _LOCK = "process.lock"
 _ENDING_OF = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}
 """By the first byte of an image."""
 
-_UNUSABLE = (".gz", ".tgz", ".bz2", ".xz", ".zst", BROKEN_LINK, NO_FILE)
+_UNUSABLE = (*ARCHIVES, BROKEN_LINK, NO_FILE)
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.parsing import regular
 from peclr_dali.pipelines.arrays import AnyArray, IntArray
 from peclr_dali.pipelines.samples.index import ROWS, Index
-from peclr_dali.pipelines.sources.folder import IMAGE_ENDINGS, NOT_READ, counts_in_words
+from peclr_dali.pipelines.sources.folder import ARCHIVES, IMAGE_ENDINGS, NOT_READ, counts_in_words
 from peclr_dali.writing import whole_file
 
 INDEX_FILE = "index.npz"
@@ -133,7 +133,8 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
     """Name, offset and size of each image in a tar file, which may be several that were joined.
 
     Of members of the same name the last one counts, as where they are unpacked. A hard link is the file that it names.
-    Symbolic links and images of other formats are left out; a warning counts them, and the zeros of a long end.
+    Symbolic links, images of other formats and archives are left out; a warning counts them, and the zeros of a long
+    end.
 
     Raises:
         UserError: it is no tar file, it is cut or damaged, or an image in it is stored as a sparse file.
@@ -150,6 +151,7 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
                     name, link = member.name.removeprefix("./"), member.linkname.removeprefix("./")
                     odd["symbolic links"] += member.issym() and _is_image(name)
                     odd["images of other formats"] += name.lower().endswith(NOT_READ)
+                    odd["archives within it"] += name.lower().endswith(ARCHIVES)
                     if member.islnk() and link in members:
                         members[name] = members[link]
                     elif member.size < 0 or ((member.islnk() or member.issparse()) and _is_image(member.name)):
