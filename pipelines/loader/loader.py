@@ -159,7 +159,8 @@ class Loader:
 
     def _prepare(self, positions: IntArray) -> Chunk:
         """The chunk at some positions, read and planned."""
-        return self._planner.add_plan(self._reader.add_files(Chunk(positions, self._order.samples_at(positions))))
+        chunk = Chunk(positions, self._order.samples_at(positions))
+        return self._planner.add_plan(self._reader.add_files(chunk))
 
     def _repair(self, chunk: Chunk) -> tuple[Chunk, Outputs]:
         """Make a chunk again without the files that do not decode. Other chunks are not affected.

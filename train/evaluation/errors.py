@@ -218,8 +218,9 @@ def evaluation_constants(index: Index, labels: PoseLabels) -> dict[str, dict[str
     placed_px = mean_keypoints_px(index, labels)
     known_px = np.asarray(np.isfinite(labels.keypoints_px + placed_px).all(axis=2))
     if known_px.any():
-        error_px = pixel_errors(placed_px, labels.keypoints_px, valid=known_px)
-        constants["mean_keypoints"] = {"epe_px": metric_of(error_px)}
+        constants["mean_keypoints"] = {
+            "epe_px": metric_of(pixel_errors(placed_px, labels.keypoints_px, valid=known_px))
+        }
     if labels.in_metres:
         constants |= constant_pose_errors(labels.joints.astype(np.float64))
     return constants
