@@ -23,7 +23,7 @@ BROKEN_LINK = "broken links"
 NO_FILE = "no regular file, such as a pipe"
 NOT_READ = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
 """Endings of images that the data path cannot decode."""
-ARCHIVES = (".tar", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst")
+ARCHIVES = (".tar", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst")  # images in them are not seen
 
 _OF_THE_SYSTEM = ["@eadir", "#recycle", "@recycle", "$recycle.bin", "__macosx", "thumbs.db"]
 """Files and folders, in small letters, that systems put among images: thumbnails and what was deleted."""

@@ -102,13 +102,16 @@ def test_a_run_without_its_folder_ends_with_one_line(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_a_full_disk_behind_stderr_ends_no_run(images: Path, tmp_path: Path) -> None:
-    words = as_options(tiny_run.settings(images, tmp_path / "run", "train.epochs=1"))
-    with Path("/dev/full").open("w") as full:
+@pytest.mark.parametrize("full", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_lines_that_nobody_can_read_end_no_run(images: Path, tmp_path: Path, *, full: bool) -> None:
+    """Behind stderr is a full disk, or a pipe whose reader has ended, such as `head` or an ssh that is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Path("/dev/full").open("w") if full else os.fdopen(writer, "w") as stderr:
         done = subprocess.run(
-            [sys.executable, tiny_run.CLI, "pretrain", *words],
-            cwd=tiny_run.ROOT, env={**os.environ, "PYTHONPATH": str(tiny_run.ROOT)}, stderr=full, check=False,
+            [sys.executable, tiny_run.CLI, "pretrain",
+             *as_options(tiny_run.settings(images, tmp_path / "run", "train.epochs=1"))],
+            cwd=tiny_run.ROOT, env={**os.environ, "PYTHONPATH": str(tiny_run.ROOT)}, stderr=stderr, check=False,
         )  # fmt: skip
     assert len(tiny_run.rows_of(tmp_path / "run")) == 2
     assert tiny_run.final_weights(tmp_path / "run", 4)

@@ -12,7 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from peclr_dali.errors import printable
 
-console = Console(stderr=True, soft_wrap=True)
+
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """Print no more. By default Rich ends the process, and a run whose reader has ended would be lost."""
+        self.quiet = True
+
+
+console = _Terminal(stderr=True, soft_wrap=True)
 
 
 class OneLine(logging.Formatter):
@@ -24,7 +31,7 @@ class OneLine(logging.Formatter):
 
 
 def print_line(text: str) -> None:
-    """Print a line about a run. If it cannot be printed, as on a full disk behind stderr, the run goes on."""
+    """Print a line about a run, which goes on if it cannot be printed: a full disk, or no reader, behind stderr."""
     with suppress(OSError):
         console.print(text, highlight=False)
 
@@ -34,9 +41,11 @@ def configure_logging() -> None:
 
     Ranks other than 0 print errors only, since rank 0 prints the same.
     """
-    handler: logging.Handler = logging.StreamHandler()
-    if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, show_time=False, markup=False)
+    handler = (
+        RichHandler(console=console, show_path=False, show_time=False, markup=False)
+        if console.is_terminal
+        else logging.StreamHandler()
+    )
     handler.setFormatter(OneLine("%(message)s"))
     level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR
     logging.basicConfig(level=level, handlers=[handler], force=True)
