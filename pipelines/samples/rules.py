@@ -396,7 +396,7 @@ RULES = (
         "hands have keypoints far from their boxes, or several at one place",
         "Expected boxes and keypoints, x before y, in pixels of the image as displayed, not fractions. Do the cameras "
         "belong to images of another size, or are they in millimetres? "
-        "Are keypoints at 0, 0 or -1, -1 not labelled? Leave out these hands, or write v = 0 in COCO.",
+        "Are keypoints at 0, 0 or -1, -1 not labelled? Leave out the hand.",
     ),
     Rule(
         keypoints_of_other_images,
