@@ -128,8 +128,8 @@ def health(embeddings: Tensor) -> Health:
                 better = (cosine > positive + tolerance).sum(dim=1)
                 tied = ((cosine - positive).abs() <= tolerance).sum(dim=1) - 1  # without the positive
                 rank_sum += (1 + better + tied / 2).sum()
-                same_view = cosine[:, view * samples : (view + 1) * samples]
-                crowding.append((4 * (same_view - 1)).logsumexp(dim=1))  # -2 d^2, with d^2 = 2 - 2 cos
+                # -2 d^2, with d^2 = 2 - 2 cos
+                crowding.append((4 * (cosine[:, view * samples : (view + 1) * samples] - 1)).logsumexp(dim=1))
         uniformity = (torch.cat(crowding).view(2, samples).logsumexp(dim=1) - math.log(samples * (samples - 1))).mean()
         positive_rank = (rank_sum / (2 * samples)).to(unit.dtype)
     return Health(alignment, uniformity, positive_rank)

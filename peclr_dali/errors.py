@@ -1,4 +1,6 @@
-"""Errors that end a command with one line and exit code 2. Nothing is imported here: every command imports it."""
+"""Errors that end a command with one line and exit code 2. Every command imports this file."""
+
+import re
 
 
 class UserError(Exception):
@@ -23,8 +25,10 @@ class AnotherRankFailed(UserError):  # noqa: N818  the error is the other rank's
 def printable(text: str) -> str:
     """The text as one line, with unprintable characters such as ESC and newlines escaped.
 
-    File names may contain any character except "/" and NUL.
+    File names may contain any character except "/" and NUL. What an address may hold of secrets is left out: a
+    password before "@", a signature after "?".
     """
+    text = re.sub(r"(://[^\s?'\"]*\?)[^\s'\"]+", r"\1***", re.sub(r"(://)[^\s/]*@", r"\1***@", text))
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -80,8 +80,7 @@ def test_simhands_loss_is_the_written_out_sum() -> None:
 
         below = sum(math.exp(weighted(j, 0, float(distance.max()))) for j in range(8) if j != i)
         losses.append(math.log(below) - weighted((i + 4) % 8, min(of_pairs), max(of_pairs)))
-    found = float(weighted_nt_xent(embeddings, keypoints_px))
-    assert found == pytest.approx(sum(losses) / 8, rel=1e-5)
+    assert float(weighted_nt_xent(embeddings, keypoints_px)) == pytest.approx(sum(losses) / 8, rel=1e-5)
     equal = weighted_nt_xent(embeddings, torch.zeros(2, 4, 21, 2))  # all weights are 1
     assert float(equal) == pytest.approx(float(NTXent()(embeddings)), rel=1e-12)
 

@@ -64,8 +64,7 @@ def test_a_file_of_somebody_else_stays_unless_force(
     assert {path: path.read_bytes() for path in file.parent.iterdir()} == before
     assert run_cli(*words, "--force") == 0
     assert file.read_bytes() != MINE
-    is_known = case in ("predict", "report", "evaluate")  # what they wrote says so
-    assert run_cli(*words) == (0 if is_known else 2)
+    assert run_cli(*words) == (0 if case in ("predict", "report", "evaluate") else 2)  # what they wrote says so
 
 
 def test_pack_does_not_take_a_folder_of_somebody_else_for_its_own(

@@ -67,8 +67,10 @@ def files_under(root: Path) -> list[str]:
             folders.clear()
             continue
         seen.add(real)
-        shown = [name for name in folders if name[0] != "." and name.lower() not in ("@eadir", "$recycle.bin")]
-        folders[:] = sorted(shown)  # without those that systems put among images: thumbnails and what was deleted
+        # Without those that systems put among images: thumbnails and what was deleted.
+        folders[:] = sorted(
+            name for name in folders if name[0] != "." and name.lower() not in ("@eadir", "$recycle.bin")
+        )
         paths = [Path(folder, name) for name in files if name[0] != "."]
         names += [path.relative_to(root).as_posix() for path in paths if path.is_file()]
     return sorted(names)

@@ -219,8 +219,9 @@ class PoseValidator:
 
     def state_dict(self) -> dict[str, Any]:
         """The best validation, whether the network has seen 3D labels, what batch norm uses, the weights to keep."""
-        kept = {"fixed_statistics": self.fixed_statistics, "start": self._start}
-        return {"best": self.best, "depth": self._depth, **kept}
+        return {
+            "best": self.best, "depth": self._depth, "fixed_statistics": self.fixed_statistics, "start": self._start,
+        }  # fmt: skip
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the best validation too, if the run still has its network.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from peclr_dali.bench.studies.scales import RN152, RUNS, SMALL, TWO_SOURCES
+from peclr_dali.bench.studies.scales import RN152, RUNS, TWO_SOURCES
 from peclr_dali.bench.studies.study import Claim, Studies, Study, main
 
 RN50 = replace(
@@ -16,13 +16,6 @@ RN50 = replace(
 _PERCENT = {("two_020", "one_020"): 20.0, ("two_010", "scratch_010"): 43.0}
 """Section 1: "improvements of up to 43% in 3D EPE in the lowest labeled setting"."""
 SHARES = {"010": 0.1, "020": 0.2, "040": 0.4, "060": 0.6, "080": 0.8, "100": 1.0}
-FEW = {  # every fine-tuning takes about 400 steps
-    "005": ("data.label_fraction=0.005", "train.epochs=200"),
-    "010": ("data.label_fraction=0.01", "train.epochs=100"),
-    "030": ("data.label_fraction=0.03", "train.epochs=33"),
-    "100": ("data.label_fraction=0.1", "train.epochs=10"),
-    "all": ("data.label_fraction=1.0", "train.epochs=1"),
-}
 
 
 def label_fractions(study: Study, percent: Mapping[tuple[str, str], float] = _PERCENT) -> None:
@@ -47,26 +40,7 @@ def label_fractions_rn50(study: Study) -> None:
     label_fractions(study, {("two_020", "one_020"): 8.6})
 
 
-def few_labels(study: Study) -> None:
-    """What is pre-training worth where labels are few? Only at scale small; Figure 7 is the nearest in the paper.
-
-    Written before the first run, for 3 % of the labels: PeCLR is better than no pre-training; than SimCLR with the same
-    augmentations; and PeCLR with another version of the pose as positive is better than PeCLR. All else is secondary.
-    Fine-tuning's rate is the best of 1e-3, 3e-3, 6e-3 and 1e-2 with run.seed = 100, from each start alike.
-    """
-    for seed in study.seeds or range(6):
-        starts = {
-            "scratch": None,
-            "simclr": study.pretrain("simclr", seed % 3, ("equivariance.variant=none",)),
-            "peclr": study.pretrain("peclr", seed % 3),
-            "version": study.pretrain("version", seed % 3, ("data.positive=version",)),
-        }
-        study.finetune_with(FEW, seed, starts)
-    pairs = (("peclr", "scratch"), ("peclr", "simclr"), ("version", "peclr"), ("version", "scratch"))
-    study.compare(*[Claim(f"{better}_{share}", f"{than}_{share}") for share in FEW for better, than in pairs])
-
-
-STUDIES: Studies = {"small": {few_labels: SMALL}, "paper": {label_fractions: RN152, label_fractions_rn50: RN50}}
+STUDIES: Studies = {"paper": {label_fractions: RN152, label_fractions_rn50: RN50}}
 
 if __name__ == "__main__":
     main(STUDIES)

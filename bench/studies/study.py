@@ -184,8 +184,7 @@ class Study:
         """Keep a row; record it, unless the file has it or it is a comparison of one trial."""
         self.rows.append(row)
         if self.record is not None and not math.isinf(row.get("low", 0)):
-            study = {"bench": "experiment", "study": self.name, "scale": self.scale.folder.name}
-            append_new(self.record, {**study, **row})
+            append_new(self.record, {"bench": "experiment", "study": self.name, "scale": self.scale.folder.name, **row})
 
 
 @cache

@@ -320,8 +320,10 @@ def _join_targets(indices: Sequence[Index], counts: Sequence[int]) -> dict[str, 
     """Join the targets that all sources have, and "K" and "xyz_m" if all have keypoints and one has the target."""
     shared = [name for name in indices[0].targets if all(name in index.targets for index in indices)]
     with_keypoints = ["K", "xyz_m"] if all(index.keypoints_px is not None for index in indices) else []
-    names = dict.fromkeys(with_keypoints + shared)
-    tables = {name: _join_tables([index.targets.get(name) for index in indices], counts) for name in names}
+    tables = {
+        name: _join_tables([index.targets.get(name) for index in indices], counts)
+        for name in dict.fromkeys(with_keypoints + shared)
+    }
     return {name: table for name, table in tables.items() if table is not None}
 
 

@@ -102,22 +102,49 @@ def sizes_that_differ(tables: Tables) -> Masks:
     return known, (size_px != size_px[known.argmax()]).any(axis=1)
 
 
-def cameras_of_other_sizes(tables: Tables) -> Masks:
+def cameras_of_other_sizes(tables: Tables, most: float = 0.2) -> Masks:
     """All images, if neither their cameras nor their hands have the centre of the images.
 
     The image of a whole camera has the camera's centre in its middle, and a cropped one the hand's: their medians are
-    usually within 0.2 of half the image's sides.
+    usually within `most` of half the image's sides.
     """
     known, size_px = known_sizes(tables["size_px"]), tables["size_px"][:, None]
     centres = [points[known] / size_px[known] for points in (tables["K"][:, None, :2, 2], tables["keypoints_px"])]
     wrong = not any(np.isnan(points).all() for points in centres) and all(
-        np.abs(2 * np.nanmedian(points, axis=(0, 1)) - 1).max() > 0.2 for points in centres
+        np.abs(2 * np.nanmedian(points, axis=(0, 1)) - 1).max() > most for points in centres
     )
     return known, np.full(len(known), wrong)
 
 
-LEAST_FOCAL_PX = 10.0
-"""Smallest focal length of a camera."""
+OFF_CENTRE = 0.12
+"""The same, where it is doubtful: the centre of 256 pixels in an image of 224 is at 0.14."""
+
+
+def cameras_off_centre(tables: Tables) -> Masks:
+    """As `cameras_of_other_sizes`, for less."""
+    return cameras_of_other_sizes(tables, OFF_CENTRE)
+
+
+FOCAL_PX = (10.0, 1e5)
+"""Smallest and largest focal length of a camera."""
+
+CAMERA = (
+    f"focal lengths of {FOCAL_PX[0]:g} to {FOCAL_PX[1]:.0f} px, ten times the skew or more and neither twice the "
+    "other, and a last row of 0, 0, 1"
+)
+"""What a camera is, in words."""
+
+
+def are_cameras(cameras: AnyArray) -> BoolArray:
+    """Mask (N,) of the matrices (N, 3, 3) that are a camera's, in pixels, see `CAMERA`."""
+    focal_px, skew_px = cameras[:, [0, 1], [0, 1]], np.abs(cameras[:, [0, 1], [1, 0]])
+    least_px = np.fmax(FOCAL_PX[0], np.fmax(10 * skew_px, focal_px[:, ::-1] / 2))
+    in_range = (focal_px >= least_px) & (focal_px <= FOCAL_PX[1])
+    return np.asarray(
+        in_range.all(axis=1)
+        & (np.abs(cameras[:, :2]) < 1e6).all(axis=(1, 2))
+        & (cameras[:, 2] == [0, 0, 1]).all(axis=1)
+    )
 
 
 def joints_are_known(tables: Tables) -> BoolArray:
@@ -129,10 +156,7 @@ def joints_are_known(tables: Tables) -> BoolArray:
 
 def cameras_without_form(tables: Tables) -> Masks:
     """Cameras that are no cameras, and joints without any."""
-    cameras = tables["K"]
-    least_px = np.fmax(LEAST_FOCAL_PX, 10 * np.abs(cameras[:, [0, 1], [1, 0]]))
-    sound = np.isfinite(cameras).all(axis=(1, 2)) & (cameras[:, [0, 1], [0, 1]] >= least_px).all(axis=1)
-    return joints_are_known(tables) | ~np.isnan(cameras[:, 0, 0]), ~(sound & (cameras[:, 2] == [0, 0, 1]).all(axis=1))
+    return joints_are_known(tables) | ~np.isnan(tables["K"][:, 0, 0]), ~are_cameras(tables["K"])
 
 
 def cameras_beside_boxes(tables: Tables) -> Masks:
@@ -169,6 +193,12 @@ def scales_of_no_bone(tables: Tables) -> Masks:
     return ~np.isnan(scale_m), wrong
 
 
+def scales_of_other_hands(tables: Tables) -> Masks:
+    """Lengths of the reference bone that differ by 5 % from that of the joints, as those of other poses do."""
+    bone_m = _reference_bone_m(tables)
+    return ~np.isnan(tables["scale_m"] * bone_m), np.abs(tables["scale_m"] - bone_m) > 0.05 * bone_m
+
+
 def joints_of_no_hand(tables: Tables) -> Masks:
     """Hands whose reference bone cannot be in metres."""
     bone_m = _reference_bone_m(tables)
@@ -183,6 +213,13 @@ def _reference_bone_m(tables: Tables) -> DoubleArray:
 _ENDS = np.arange(1, len(HAND)).reshape(5, 4)
 _STARTS = np.concatenate([np.zeros((5, 1), int), _ENDS[:, :-1]], axis=1)
 """The keypoints at both ends of each finger's bones, from the wrist on."""
+
+
+def joints_at_one_place(tables: Tables) -> Masks:
+    """All hands, if a joint is at exactly the same place in all groups, as where a root's place was left out."""
+    joints_m, known = tables["xyz_m"], joints_are_known(tables)
+    same = (joints_m[known] == joints_m[known][:1]).all(axis=(0, 2)).any()
+    return known, np.full(len(known), same and len(np.unique(tables["group"][known])) > 1)
 
 
 def hands_out_of_order(tables: Tables) -> Masks:
@@ -279,8 +316,8 @@ RULES = (
         cameras_without_form,
         ("K",),
         "hands have no valid camera matrix K",
-        f"Expected fx, fy, cx and cy in pixels of each hand with 3D joints, focal lengths of {LEAST_FOCAL_PX:g} px or "
-        "more, ten times the skew, and a last row of 0, 0, 1. Add or mend them. Is K transposed?",
+        f"Expected fx, fy, cx and cy in pixels of each hand with 3D joints, {CAMERA}. Add or "
+        "mend them. Is K transposed?",
         most=0,
     ),
     Rule(
@@ -298,6 +335,13 @@ RULES = (
         f"Expected labels of one set, and {BONE_M[0]:g} to {BONE_M[1]:g} m. Are these millimetres? Then divide by "
         "1000; else unpack the dataset again.",
         most=0,
+    ),
+    Rule(
+        scales_of_other_hands,
+        ("scale_m", "xyz_m"),
+        "lengths of the reference bone are not those of the 3D joints",
+        "Expected the same length. Are rows shifted? Use labels of one set.",
+        most=1,
     ),
     Rule(
         joints_of_no_hand,
@@ -342,7 +386,7 @@ RULES = (
         most=0,
     ),
     Rule(
-        cameras_of_other_sizes,
+        cameras_off_centre,
         ("size_px", "K", "keypoints_px"),
         "cameras and hands are far from the middle of their images",
         "Expected one of them there, unless these are parts of larger images. Do the cameras belong to images of "
@@ -354,7 +398,14 @@ RULES = (
         ("xyz_m",),
         "hands have fingers that no hand has",
         "Expected the wrist, then each finger from the knuckle to the tip, the thumb first. Is this another published "
-        "order, such as MANO's, which HO-3D has, with the tips last? Then reorder the joints.",
+        "order, such as MANO's, which HO-3D has, with the tips last? Then reorder the joints. Are depths missing?",
+    ),
+    Rule(
+        joints_at_one_place,
+        ("xyz_m", "group"),
+        "hands are in a set with one of the joints at the same place in all images",
+        "Expected the camera's frame. Are the joints relative to the wrist or the palm? Then add where it is.",
+        most=1,
     ),
     Rule(
         keypoints_out_of_order,

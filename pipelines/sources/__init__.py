@@ -33,6 +33,13 @@ def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
         UserError: a folder or file is missing, empty or does not fit the layout, or labels are wrong.
     """
     sources = [config] if isinstance(config, DataConfig) else config
+    folders = [Path(source.root).resolve() for source in sources if source.source == "folder"]
+    for inner, outer in [(one, other) for one in folders for other in folders if other in one.parents]:
+        _log.warning(
+            "data: %s is within %s, and each is divided by itself: what one holds out may be in the other's training. "
+            "Give folders that share no image",
+            *(inner, outer),
+        )
     return join([_load(source) for source in sources], [source.weight for source in sources])
 
 

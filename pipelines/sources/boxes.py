@@ -51,7 +51,7 @@ class Boxes(NamedTuple):
 
     Attributes:
         image: (M,) row of the image among the given names. With `mirror`, an image may have several boxes.
-        box_px: (M, 3) float32, centre x, centre y and side of the square around the box.
+        edges_px: (M, 4), x0, y0, x1, y1.
         mirror: (M,) bool, left hands; None if the file has no column "hand".
         labels: float32, NaN where a row has none, for those for which the file has columns: "keypoints_px" (M, 42),
             x and y of each of the 21 keypoints; "xyz_m" (M, 63), the same in metres in the camera's frame; and
@@ -60,10 +60,15 @@ class Boxes(NamedTuple):
     """
 
     image: IntArray
-    box_px: FloatArray
+    edges_px: DoubleArray
     mirror: BoolArray | None
     labels: Mapping[str, FloatArray]
     size_px: FloatArray
+
+    @property
+    def box_px(self) -> FloatArray:
+        """(M, 3), centre x, centre y and side of the squares around the boxes."""
+        return squares_around(self.edges_px[:, :2], self.edges_px[:, 2:])
 
 
 def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> Boxes:
@@ -129,10 +134,9 @@ def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> B
         _log.warning("%s: %d rows repeat a hand of a row before, and are left out", file, repeated)
     in_order = sorted(boxes, key=lambda key: key[0])
     rows = [boxes[key] for key in in_order]
-    edges = np.array([row.edges for row in rows])
     return Boxes(
         np.array([image for image, *_ in in_order], np.int64),
-        squares_around(edges[:, :2], edges[:, 2:]),
+        np.array([row.edges for row in rows]),
         np.array([row.hand == "left" for row in rows]) if has_hands else None,
         {label: np.array([row.labels[label] for row in rows]) for label in rows[0].labels},
         np.array([row.size_px for row in rows], np.float32),
@@ -165,17 +169,12 @@ def _coco_rows(file: Path) -> Iterator[_Row]:
     content = parse_json(file.read_bytes())
     categories = content.get("categories", [])
     listed = Entries([category["id"] for category in categories], file, "categories")
-    bboxes, sizes_px = [], []
     for place, entry, name, size_px in coco_annotations(file, content):
         category = categories[listed.row(entry.get("category_id"), place)]["name"] if categories else ""
         edges, bbox = entry["bbox"], as_numbers(entry["bbox"])
         if bbox is not None and bbox.shape == (4,):
             edges = [*bbox[:2].tolist(), *(bbox[:2] + bbox[2:]).tolist()]
-            bboxes.append(bbox)
-            sizes_px.append(size_px)
         yield _Row(place, name, edges, "left" if "left" in str(category).lower() else "right", size_px=size_px)
-    if bboxes:
-        refuse_corners(file, np.array(bboxes), np.array(sizes_px))
 
 
 def _edges_px(row: _Row) -> DoubleArray:
@@ -221,8 +220,9 @@ def with_one_box_each(index: Index, file: Path, names: Sequence[str], rows: IntA
         UserError: as for `read_boxes`, or an image has several boxes.
     """
     boxes = read_boxes(file, names, one_hand=True)
-    size_px = np.full((len(names), 2), np.nan, np.float32)
-    size_px[boxes.image] = boxes.size_px
+    size_px, edges_px = np.full((len(names), 2), np.nan, np.float32), np.full((len(names), 4), np.nan)
+    size_px[boxes.image], edges_px[boxes.image] = boxes.size_px, boxes.edges_px
+    refuse_corners(file, edges_px[rows], index)
     return replace(
         index,
         box_px=_with_whole_images(boxes, file, names)[rows],
@@ -251,6 +251,8 @@ def with_boxes(index: Index, file: Path) -> Index:
         *(file, len(boxes.image), np.count_nonzero(boxes.mirror), images, len(index)),
         "; images without a hand are left out" if images < len(index) else "",
     )
+    hands = replace(index, group=index.groups).select(boxes.image)  # those of an image stay together
+    refuse_corners(file, boxes.edges_px, hands)
     keypoints_px, targets = boxes.labels.get("keypoints_px"), {}
     if "xyz_m" in boxes.labels:
         xyz_m = boxes.labels["xyz_m"].reshape(-1, len(HAND), 3)
@@ -262,7 +264,7 @@ def with_boxes(index: Index, file: Path) -> Index:
         projected_px = project_px(cameras.astype(np.float64), xyz_m.astype(np.float64))
         keypoints_px = np.where(np.isnan(given_px), projected_px, given_px).astype(np.float32)
     return replace(
-        replace(index, group=index.groups).select(boxes.image),  # those of an image stay together
+        hands,
         box_px=boxes.box_px,
         mirror=boxes.mirror,
         keypoints_px=None if keypoints_px is None else keypoints_px.reshape(-1, len(HAND), 2),

@@ -14,7 +14,7 @@ import numpy as np
 
 from peclr_dali.errors import UserError
 from peclr_dali.parsing import as_numbers, file_name, parse_json
-from peclr_dali.pipelines.arrays import AnyArray, DoubleArray
+from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.files.check import image_sizes_px, spread
 from peclr_dali.pipelines.samples.index import Index, squares_around
@@ -79,9 +79,12 @@ def load_coco(config: DataConfig) -> Index:
     if not names:
         raise UserError(f"{file}: no annotation has a keypoint with v > 0; expected hands. Give another file.")
     log.info(
-        "%s: %d hands, %d of them left, of %d annotations", file, len(names), sum(is_left), len(content["annotations"])
+        "%s: %d hands, %d of them left, in %d of %d images; %d annotations",
+        *(file, len(names), sum(is_left), len({*names}), len(content["images"]), len(content["annotations"])),
     )
     points, bbox, size_px = np.array(labels).reshape(-1, len(HAND), 3), np.reshape(bboxes, (-1, 4)), np.array(sizes_px)
+    if hidden := np.count_nonzero((points[..., 2] == 0) & points[..., :2].all(axis=2)):
+        log.info("%s: %d keypoints with v = 0 have a place, which is not read: 0 means not labelled", file, hidden)
     keypoints_px = np.where(points[..., 2:] > 0, points[..., :2] + 0.5, np.nan)
     boxed = (bbox[:, 2:] > 0).all(axis=1, keepdims=True)
     low = np.where(boxed, bbox[:, :2], np.fmin.reduce(keypoints_px, axis=1))
@@ -100,8 +103,7 @@ def load_coco(config: DataConfig) -> Index:
         label_file=str(file),
         labelled_size_px=size_px.astype(np.float32).reshape(-1, 2),
     )
-    looked_at = spread(len(index), 8)
-    refuse_corners(file, bbox[looked_at], image_sizes_px(index.read, looked_at)[:, ::-1])
+    refuse_corners(file, np.concatenate([low, high], axis=1), index)
     return index.select(sized[rows_of_split(index.groups[sized], config.split, least=OWN_HELD_OUT)])
 
 
@@ -175,8 +177,10 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
             "them, or neither for right hands. Make two categories of it, or rename it."
         )
     used = {plain_id(entry.get("category_id")) for entry in annotations}
-    if len(used) > 1 and not any("left" in name.lower() for name in categories):
-        log.warning("%s: hands of %d categories, none of them named left: all are right hands", file, len(used))
+    if not any("left" in name.lower() for name in categories) and (
+        len(used) > 1 or any("left" in repr(entry).lower() for entry in annotations)
+    ):
+        log.warning("%s: hands of several kinds, and no category is named left, so all are right hands", file)
     first = np.unique([hash(repr(list(map(entry.get, _OF_A_HAND)))) for entry in annotations], return_index=True)[1]
     if len(first) < len(annotations):
         log.warning("%s: %d annotations repeat others, and are left out", file, len(annotations) - len(first))
@@ -194,15 +198,19 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
             yield (place, entry, file_name(images[row]["file_name"]), size_px)
 
 
-def refuse_corners(file: Path, bbox: DoubleArray, size_px: AnyArray) -> None:
-    """Raise a `UserError` if most boxes x, y, width, height (N, 4) are rather the corners x0, y0, x1, y1.
+def refuse_corners(file: Path, edges_px: DoubleArray, index: Index) -> None:
+    """Raise a `UserError` if most boxes x, y, width, height of a JSON file are rather the corners x0, y0, x1, y1.
 
-    Then they end outside of their images, of widths and heights (N, 2), and could be corners. Sizes of 0 or NaN are
-    unknown.
+    Then they end outside of their images, and could be corners. The sizes of a few images are read.
+
+    Args:
+        edges_px: (N, 4), x, y, x + width and y + height of the boxes of an index.
     """
+    rows = spread(len(index), 0 if file.suffix.lower() == ".csv" else 32)
+    size_px, low, high = image_sizes_px(index.read, rows)[:, ::-1], edges_px[rows, :2], edges_px[rows, 2:]
     known = (size_px > 0).all(axis=1)
-    outside = (bbox[:, :2] + bbox[:, 2:] > size_px).any(axis=1)
-    corners = ((bbox[:, 2:] > bbox[:, :2]) & (bbox[:, 2:] <= size_px)).all(axis=1)
+    outside = (high > size_px).any(axis=1)
+    corners = ((high > 2 * low) & (high - low <= size_px)).all(axis=1)
     if 2 * (outside & corners & known).sum() > max(1, known.sum()):
         raise UserError(
             f"{file}: most boxes end outside of their images; expected bbox as x, y, width, height in pixels of the "

@@ -59,8 +59,7 @@ def test_a_selection_and_a_join_keep_the_partners_that_are_there(group: list[int
     for row, found in zip(rows.tolist(), admissible(whole.select(rows)), strict=True):
         assert {int(rows[n]) for n in found} == set(of_whole[row]) & set(rows.tolist())
     joined = Partners.joined([whole, None, whole], [count, 2, count])
-    after = [[n + count + 2 for n in found] for found in of_whole]
-    assert admissible(joined) == [*of_whole, [], [], *after]
+    assert admissible(joined) == [*of_whole, [], [], *[[n + count + 2 for n in found] for found in of_whole]]
     assert Partners.joined([None, None], [1, 2]) is None
 
 
@@ -148,8 +147,7 @@ def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     pairs = tmp_path / "pairs.csv"
     lines = ["000.jpg,0,001.jpg,01", "000.jpg,00,002.jpg,0", "001.jpg,1,000.jpg,0", "001.jpg,0,004.jpg,0"]
     pairs.write_text("\n".join(["file,number,positive,positive_number", *lines]))
-    config = DataConfig("folder", str(images), box=str(boxes), positive="file", pairs=str(pairs))
-    index = load_index(config)
+    index = load_index(DataConfig("folder", str(images), box=str(boxes), positive="file", pairs=str(pairs)))
     assert admissible(index.partners) == [[2, 3], [], [0], []]
     assert (
         f"1 of 4 pairs are not of two hands that are used, the first is in {pairs}, line 5: '001.jpg,0,0" in caplog.text

@@ -1,5 +1,6 @@
 """Every rule finds what is wrong, in one hand as in all, and nothing in right labels."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,8 @@ CASES: list[tuple[Callable[..., Any], dict[str, Callable[[Any], Any]]]] = [
     (rules.cameras_without_form, {"K": lambda cameras: cameras.swapaxes(1, 2)}),
     (rules.cameras_without_form, {"K": lambda cameras: cameras * np.nan, "xyz_m": lambda xyz_m: xyz_m}),
     (rules.cameras_without_form, {"K": lambda cameras: cameras * [[0.01], [0.01], [1]]}),
+    (rules.cameras_without_form, {"K": lambda cameras: cameras * [[1], [2.5], [1]]}),
+    (rules.cameras_without_form, {"K": lambda cameras: cameras * [[999], [999], [1]]}),
     (rules.cameras_without_form, {"K": lambda cameras: cameras + 300 * np.eye(3)[[2, 0, 2]] * [1, 0, 0]}),
     (rules.joints_out_of_sight, {"xyz_m": lambda xyz_m: xyz_m * 1000}),
     (rules.joints_out_of_sight, {"xyz_m": lambda xyz_m: xyz_m * [1, 1, -1]}),
@@ -134,6 +137,34 @@ def test_right_labels_are_no_news(index: Index, caplog: pytest.LogCaptureFixture
     for name in index.targets:
         validate(replace(index, targets={name: index.targets[name]}, labelled_size_px=None))
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("20 of 20 lengths of the .* those of the 3D joints", {"scale_m": lambda s: s * 1.1, "xyz_m": lambda m: m}),
+        (
+            "20 of 20 hands .* one of the joints at the same place",
+            {
+                "xyz_m": lambda xyz_m: xyz_m - xyz_m[:, :1] + [0, 0, 0.7],
+                "keypoints_px": lambda points_px: points_px * np.nan,
+            },
+        ),
+        (
+            "20 of 20 cameras and hands are far from the middle",
+            {
+                "K": lambda cameras: cameras + 4.6 * np.eye(3)[2] * [[1], [1], [0]],
+                "keypoints_px": lambda points_px: points_px - points_px.mean(axis=(0, 1)) + 36.6,
+            },
+        ),
+    ],
+)
+def test_what_may_be_right_is_only_doubted(
+    index: Index, message: str, changes: dict[str, Callable[[Any], Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    doubtful = replace(changed(index, range(COUNT), **changes), group=np.arange(COUNT))
+    validate(doubtful)
+    assert re.search(message, caplog.text)
 
 
 def test_left_hands_are_bent_as_their_mirror_images(index: Index, caplog: pytest.LogCaptureFixture) -> None:
@@ -223,5 +254,6 @@ def test_boxes_may_end_outside_of_their_images(
 
 def test_each_rule_is_tested() -> None:
     others = {rules.sizes_that_differ, rules.cameras_of_other_sizes, rules.boxes_of_both_sides}
-    others |= {rules.keypoints_of_other_images, rules.keypoints_out_of_order}
+    others |= {rules.keypoints_of_other_images, rules.keypoints_out_of_order, rules.scales_of_other_hands}
+    others |= {rules.joints_at_one_place, rules.cameras_off_centre}
     assert {rule for rule, _ in CASES} | others == {rule.masks for rule in rules.RULES}

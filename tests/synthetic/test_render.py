@@ -68,8 +68,7 @@ def test_varied_hands_are_seen_from_all_directions_and_from_near() -> None:
     upward = np.array([image[0, 1] - image[9, 1] for image in images]) > 0  # the middle knuckle above the wrist
     assert 0.35 < upward.mean() < 0.75
     along = np.array([hand.xyz_m[9] - hand.xyz_m[0] for hand in hands])
-    out_of_plane = np.abs(along[:, 2]) / np.linalg.norm(along, axis=1)
-    assert np.mean(out_of_plane > np.sin(1.05)) > 0.1
+    assert np.mean((np.abs(along[:, 2]) / np.linalg.norm(along, axis=1)) > np.sin(1.05)) > 0.1
     assert all((hand.xyz_m[:, 2] > 0.085).all() for hand in hands)
     assert np.mean([hand.solids.sleeve[7] for hand in hands]) > 0.5
     assert np.mean([hand.solids.prop[0] > 0 for hand in hands]) > 0.2
@@ -150,8 +149,7 @@ def test_the_nearer_part_hides_the_farther() -> None:
             ray = np.linalg.solve(hand.intrinsics, np.array([column + 0.5, row + 0.5, 1.0]))
             depth = float(picture.depth_m[row, column])
             solids = hand.solids
-            at_surface = distance_to_skin(solids, ray * depth)
-            assert abs(at_surface) < 0.0011
+            assert abs(distance_to_skin(solids, ray * depth)) < 0.0011
             before = [distance_to_skin(solids, ray * z) for z in np.arange(depth - 0.002, 0.1, -0.002)]
             assert min(before) > -0.0001, "something nearer was overlooked"
 

@@ -150,8 +150,7 @@ def test_every_key_is_shown_and_unset_ones_say_so(
         (table, key) for table, body in tables.items() for key in re.findall(r"^(?:# )?(\w+) ", body, re.MULTILINE)
     }
     config = load_config(kind, [], [f"run.out={out}"])
-    wanted = {(name, field.name) for name, table in tables_of(config) for field in dataclasses.fields(table)}
-    assert shown == wanted
+    assert shown == {(name, field.name) for name, table in tables_of(config) for field in dataclasses.fields(table)}
     assert {"regressor", "bad_list", "batch", "threads"} <= {*re.findall(r"^# (\w+) is not set$", text, re.MULTILINE)}
     file = tmp_path / "shown.toml"
     file.write_text(text)

@@ -155,8 +155,9 @@ def test_pretrained_and_lightning_files_are_read_as_encoders(tmp_path: Path) -> 
     full.fc = torch.nn.Identity()
     expected = full.eval()(image)
     for source in ("published.pth", "lightning.ckpt", "resnet50_simhand.pth"):
-        found = build_encoder(EncoderConfig("resnet18", str(tmp_path / source))).eval()(image)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(
+            build_encoder(EncoderConfig("resnet18", str(tmp_path / source))).eval()(image), expected
+        )
         with pytest.raises(UserError, match=r"a resnet18, which encoder\.weights reads as it is"):
             convert(tmp_path / source, tmp_path / "out.pth")
 

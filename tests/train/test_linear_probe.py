@@ -116,8 +116,7 @@ def run_with_probe(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_a_run_has_the_same_bits_with_and_without_the_probe(hands: Path, run_with_probe: Path, tmp_path: Path) -> None:
     out = tmp_path / "plain"
     pretrain(config_of(hands, out, "train.epochs=2", "train.batch=60", "run.keep=1", "probe.every_epochs=0"))
-    weights = [tiny_run.final_weights(folder, 8) for folder in (run_with_probe, out)]
-    torch.testing.assert_close(*weights, rtol=0, atol=0)
+    torch.testing.assert_close(*[tiny_run.final_weights(folder, 8) for folder in (run_with_probe, out)], rtol=0, atol=0)
     for key in ("loss", "alignment", "positive_rank"):
         assert [row[key] for row in tiny_run.rows_of(run_with_probe)] == [row[key] for row in tiny_run.rows_of(out)]
     assert [row["step"] for row in RunFolder(run_with_probe, keep=1).read_validations()] == [1, 4, 8]

@@ -89,8 +89,7 @@ def test_learning_rate_factor_at_its_ends() -> None:
     assert factors[55] == pytest.approx(0.5)
     assert factors[100] == learning_rate_factor(1000, 100, 10) == 0
     assert 0 < factors[99] < 1e-3
-    rises = [b - a for a, b in itertools.pairwise(factors[:11])]
-    assert rises == pytest.approx([1 / 11] * 10)
+    assert [b - a for a, b in itertools.pairwise(factors[:11])] == pytest.approx([1 / 11] * 10)
     assert all(b < a for a, b in itertools.pairwise(factors[10:]))
     assert learning_rate_factor(0, 5, 0) == 1
     assert learning_rate_factor(4, 5, 9) == 0.5  # a run shorter than its warm-up stays on the ramp
@@ -110,8 +109,7 @@ def test_auto_is_bf16_where_a_cpu_is_fast_and_right(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     config = Config(geometry=GeometryConfig(side_px=side_px))
     assert resolve_precision(config, CPU) == expected
-    chosen = dataclasses.replace(config, train=TrainConfig(precision="fp16"))
-    assert resolve_precision(chosen, CPU) == "fp16"
+    assert resolve_precision(dataclasses.replace(config, train=TrainConfig(precision="fp16")), CPU) == "fp16"
 
 
 @pytest.mark.usefixtures("narrow")

@@ -111,8 +111,8 @@ def test_hamers_backbone_computes_what_the_exported_vit_does(vit: Path, tmp_path
     theirs.load_state_dict(state, strict=True)
     image = torch.randn(2, 3, 256, 192)
     with torch.no_grad():
-        wanted = theirs(F.pad(image, (2, -2, 2, -2)))  # its patches begin 2 pixels later
-        torch.testing.assert_close(backbone(image), wanted, rtol=1e-4, atol=1e-4)
+        # Its patches begin 2 pixels later.
+        torch.testing.assert_close(backbone(image), theirs(F.pad(image, (2, -2, 2, -2))), rtol=1e-4, atol=1e-4)
     with safetensors.safe_open(tmp_path / "vit.safetensors", "pt") as file:
         assert set(file.keys()) == set(backbone.state_dict())
         assert {**json.loads(file.metadata()["card"]), "tensors": 0} == {**card, "tensors": 0}

@@ -110,9 +110,10 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path, force
     from peclr_dali.train.runs.log import progress_bar
 
     index = read_source(replace(_only_source(config.data), bad_list=None, label_fraction=1.0))  # all its files
-    device = described_world(config.train.device).device
     with progress_bar("checking") as progress:
-        reasons = check(index, config.pipelines, out, device=device, progress=progress)
+        reasons = check(
+            index, config.pipelines, out, device=described_world(config.train.device).device, progress=progress
+        )
     count = len(set(index.paths))
     say(f"{index.root}: {len(reasons)} of {count} images cannot be used, see {out}")
     for path, reason in list(reasons.items())[:5]:

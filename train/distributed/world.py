@@ -147,8 +147,9 @@ class BucketSum:
             with _advice():
                 self.work.wait()  # on a GPU, the current stream waits, and not the host
         parts = torch.split(self.flat, [tensor.numel() for tensor in self.bucket])
-        sums = [part.view(tensor.shape) for part, tensor in zip(parts, self.bucket, strict=True)]
-        torch._foreach_copy_(self.bucket, sums)
+        torch._foreach_copy_(
+            self.bucket, [part.view(tensor.shape) for part, tensor in zip(parts, self.bucket, strict=True)]
+        )
 
 
 def buckets(tensors: Sequence[AnyTensor], bucket_bytes: int = BUCKET_BYTES) -> Iterator[list[AnyTensor]]:
@@ -320,5 +321,6 @@ def require_same(world: World, what: str, mine: str, remedy: str) -> None:
     for rank, (other, host) in enumerate(everybody):
         if other != first:
             message = f"rank 0 on {first_host} has {first}, rank {rank} on {host} has {other}"
-            error = UserError if world.is_main else AnotherRankFailed
-            raise error(f"the ranks have different {what}: {message}. {remedy}")
+            raise (UserError if world.is_main else AnotherRankFailed)(
+                f"the ranks have different {what}: {message}. {remedy}"
+            )

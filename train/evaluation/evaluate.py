@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import re
+import tempfile
 import zipfile
 from collections.abc import Sequence
 from operator import attrgetter
@@ -101,6 +102,7 @@ def evaluate(
             "its poses with 'predict'"
         )
     folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()  # a folder that cannot be written to fails before the work
     poses = _estimate(run, config, index, labels, crop, progress=progress)
     written = save_submission(folder, poses, labels) if submission else []
     if not labels.labelled:

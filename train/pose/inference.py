@@ -156,8 +156,7 @@ def spread_px(turned: Sequence[Poses]) -> DoubleArray:
     In pixels of the source. What a network does not know for certain, it gives differently in each view.
     """
     keypoints_px = np.stack([poses.keypoints_px for poses in turned])
-    distance_px = np.linalg.norm(keypoints_px - keypoints_px.mean(axis=0), axis=3)
-    return np.asarray(distance_px.mean(axis=(0, 2)))
+    return np.asarray(np.linalg.norm(keypoints_px - keypoints_px.mean(axis=0), axis=3).mean(axis=(0, 2)))
 
 
 def estimate_poses(

@@ -42,9 +42,8 @@ def pose_losses(output: PoseOutput, targets: PoseTargets, *, refined: bool) -> P
 
 
 def _mean_absolute(predicted: Tensor, target: Tensor) -> Tensor:
-    known = target.isfinite()
     # The target is filled in before the difference: a NaN behind a mask would still make the gradient NaN.
-    return (predicted - target.where(known, predicted.detach())).abs().mean()
+    return (predicted - target.where(target.isfinite(), predicted.detach())).abs().mean()
 
 
 class PoseStepResult(NamedTuple):

@@ -16,7 +16,7 @@ from peclr_dali.pipelines.config import DataConfig, PipelinesConfig, refuse_amon
 from peclr_dali.pipelines.files.check import image_sizes_px
 from peclr_dali.pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
 from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, squares_around
-from peclr_dali.pipelines.samples.rules import LEAST_FOCAL_PX, validate
+from peclr_dali.pipelines.samples.rules import CAMERA, OFF_CENTRE, are_cameras, validate
 from peclr_dali.pipelines.sources.folder import load_folder
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.pose.inference import (
@@ -85,7 +85,7 @@ def predict(
     rows, unreadable = np.flatnonzero(sizes_px[:, 0] > 0), np.flatnonzero(sizes_px[:, 0] == 0).tolist()
     if intrinsics is not None:
         cameras[:] = read_intrinsics(intrinsics)
-        if (off := np.abs(2 * cameras[rows, :2, 2] / sizes_px[rows, ::-1] - 1).max(axis=1) > 0.2).any():
+        if (off := np.abs(2 * cameras[rows, :2, 2] / sizes_px[rows, ::-1] - 1).max(axis=1) > OFF_CENTRE).any():
             logging.getLogger(__name__).warning(
                 "%s: cx, cy is far from the middle of the pictures of %d of %d hands; unless these are parts of larger "
                 "ones, this is the camera of pictures of another size, or before EXIF turned them. Give theirs",
@@ -213,15 +213,9 @@ def read_intrinsics(file: Path) -> FloatArray:
         camera = as_numbers(parse_json(regular(file).read_bytes()))
     except ValueError:
         camera = None
-    if (
-        camera is None
-        or camera.shape != (3, 3)
-        or not (np.abs(camera) < 1e6).all()  # float32 can invert it
-        or [*camera[2], camera[1, 0]] != [0, 0, 1, 0]
-        or camera.diagonal()[:2].min() < LEAST_FOCAL_PX
-    ):
+    if camera is None or camera.shape != (3, 3) or not are_cameras(camera[None])[0]:
         raise UserError(
             f"{file} holds no camera matrix in pixels: expected a single one for all pictures, [[fx, s, cx], "
-            f"[0, fy, cy], [0, 0, 1]], with fx and fy of at least {LEAST_FOCAL_PX:g} pixels"
+            f"[0, fy, cy], [0, 0, 1]], with {CAMERA}"
         )
     return camera.astype(np.float32)

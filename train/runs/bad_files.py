@@ -50,9 +50,8 @@ class BadFiles:
     def count(self, batch: Batch, step: int) -> None:
         """Count this rank's batch of a step, and sum the ranks' counts if it is due. All ranks call it together."""
         samples = np.sort(batch.samples.numpy(), axis=1)  # (N, V)
-        first_views = np.diff(samples, axis=1, prepend=-1) > 0  # of the images of each row; views may share one
-        sources = np.searchsorted(self._ends, samples[first_views], side="right")
-        self._used += np.bincount(sources, minlength=len(self._ends))
+        images = samples[np.diff(samples, axis=1, prepend=-1) > 0]  # the views of a row may share one
+        self._used += np.bincount(np.searchsorted(self._ends, images, side="right"), minlength=len(self._ends))
         self._met.update(batch.bad.tolist())
         if step % self._every == 0:
             self.sum_ranks()

@@ -107,8 +107,10 @@ class GradientSums:
 
     def backward(self, result: Tensor, gradient: Tensor | None = None) -> None:
         """Run the backward pass, and begin the sums during it or at its end."""
-        watched = self._parameters if self._world.overlaps else ()
-        hooks = [p.register_post_accumulate_grad_hook(self._begin) for p in watched]  # type: ignore[no-untyped-call]
+        hooks = [
+            p.register_post_accumulate_grad_hook(self._begin)  # type: ignore[no-untyped-call]
+            for p in (self._parameters if self._world.overlaps else ())
+        ]
         try:
             torch.autograd.backward(result, gradient)
         finally:

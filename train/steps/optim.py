@@ -146,8 +146,9 @@ def build_optimizer(
     adam = _apex_adam(groups, lr) if config.backend == "apex" else kind(groups, lr=lr, fused=True)
     if config.lars == "none":  # apex's is AdamW already
         return adam
-    least_dims = 2 if config.lars == "weights" else 0
-    return Lars(adam, config.trust_coefficient, config.clip, config.eps, least_dims=least_dims)
+    return Lars(
+        adam, config.trust_coefficient, config.clip, config.eps, least_dims=2 if config.lars == "weights" else 0
+    )
 
 
 def learning_rate_factor(step: int, total_steps: int, warmup_steps: int) -> float:

@@ -52,7 +52,7 @@ def load_shards(config: DataConfig) -> Index:
             ) from error
         store = LocalTars(config.root, tars)
     for name, size, expected in zip(tars.tars, sizes, tars.tar_bytes.tolist(), strict=True):
-        if size != expected:
+        if size not in (None, expected):
             raise UserError(
                 f"{config.root}/{name} has {size} bytes, and {INDEX_FILE} was made when it had {expected}: copy the "
                 "folder again, or make the index again with 'python cli.py pack'"
@@ -95,10 +95,9 @@ def choices(config: DataConfig | type[DataConfig]) -> Mapping[str, Any]:
 
 def _refuse_choices(config: DataConfig, tars: TarIndex) -> None:
     """Refuse keys that choose images and boxes, unless they have the defaults or their values at packing."""
-    defaults = choices(type(config))
-    for key, chosen in choices(config).items():
+    for (key, default), chosen in zip(choices(type(config)).items(), choices(config).values(), strict=True):
         is_free = key == "box" and not tars.labels and chosen != "joints"
-        if not is_free and chosen not in (defaults[key], tars.chosen.get(key)):
+        if not is_free and chosen not in (default, tars.chosen.get(key)):
             raise UserError(
                 f"data.{key} = {chosen!r}: it was chosen when the tar files were made"
                 f"{f', with {tars.chosen[key]!r}' if key in tars.chosen else ''}. Leave it out"

@@ -122,18 +122,17 @@ class Folder:
 
     def require_ranges(self, name: str) -> None:
         """Raise a `UserError` if the server answers a request for a range of a file with all of it."""
-        place = f"{self._path}/{name}"
-        first = self._try(f"{self.address}/{name}", lambda: self._system.cat_file(place, start=0, end=1))
-        if len(first) != 1:
+        path = f"{self._path}/{name}"
+        if len(self._try(f"{self.address}/{name}", lambda: self._system.cat_file(path, start=0, end=1))) != 1:
             raise UserError(
                 f"{self.address}: the server gives whole files, not ranges of them. Copy the folder to a disk, or use "
                 "a server that answers requests for ranges"
             )
 
-    def sizes(self, names: Sequence[str]) -> list[int]:
-        """The sizes of files."""
+    def sizes(self, names: Sequence[str]) -> list[int | None]:
+        """The sizes of files; None where the server does not say it."""
         paths = [f"{self._path}/{name}" for name in names]
-        return self._try(f"{self.address}/*.tar", lambda: [int(size) for size in self._system.sizes(paths)])
+        return self._try(f"{self.address}/*.tar", lambda: list(self._system.sizes(paths)))
 
     def _try(self, place: str, read: Callable[[], T]) -> T:
         waiting = threading.Timer(PATIENCE_S, log.warning, ("%s: no answer yet, still waiting", place))
@@ -143,8 +142,9 @@ class Folder:
         except Exception as error:  # of many libraries
             raise UserError(
                 f"{place} cannot be read ({type(error).__name__}: {in_one_line(error, 200)}). Check data.root, the "
-                "network, the credentials in the environment, and that fsspec's package for such addresses is "
-                "installed: for s3:// by \"pip install '.[s3]'\" in the checkout"
+                "network and the credentials in the environment"
+                + isinstance(error, ImportError)
+                * ". For s3://, \"pip install '.[s3]'\" in the checkout"
             ) from error
         finally:
             waiting.cancel()

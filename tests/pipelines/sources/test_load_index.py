@@ -59,6 +59,12 @@ def test_masks_choose_rows_and_a_relative_folder_stays_where_it_was(
     assert index.select(np.array([False, True])).read(0) == b"b"
 
 
+def test_a_source_within_another_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_image(tmp_path / "deep/one/a.png", 60, 40)
+    load_index([DataConfig("folder", str(tmp_path / folder)) for folder in ("deep/one", "deep/../deep", "deep")])
+    assert caplog.text.count(f"data: {tmp_path / 'deep/one'} is within {tmp_path / 'deep'}") == 2
+
+
 def test_several_sources_become_one_index(tmp_path: Path) -> None:
     """Rows one source after the other, each file where it lies, keypoints NaN where there are none."""
     for name in "ab":

@@ -314,6 +314,12 @@ def test_keys_of_the_network_cannot_be_changed(setting: str, run: Path) -> None:
         evaluation_config(load_pose_run(run), [], [setting])
 
 
+def test_a_folder_that_cannot_be_written_to_fails_before_the_work(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("peclr_dali.train.evaluation.evaluate.estimate_poses")
+    with pytest.raises(OSError, match="/proc/"):
+        call(run, Path("/proc"), "data.split=all")
+
+
 def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, tmp_path: Path) -> None:
     """The evaluation part as it is published: without 3D labels."""
     root = tmp_path / "evaluation_only"
