@@ -204,11 +204,11 @@ def refuse_corners(file: Path, edges_px: DoubleArray, index: Index) -> None:
     Then they end outside of their images, and could be corners. The sizes of a few images are read.
 
     Args:
-        edges_px: (N, 4), x, y, x + width and y + height of the boxes of an index.
+        edges_px: (N, 4), x, y, x + width and y + height of the boxes of an index; NaN for the whole image.
     """
     rows = spread(len(index), 0 if file.suffix.lower() == ".csv" else 32)
     size_px, low, high = image_sizes_px(index.read, rows)[:, ::-1], edges_px[rows, :2], edges_px[rows, 2:]
-    known = (size_px > 0).all(axis=1)
+    known = ((size_px > 0) & np.isfinite(low)).all(axis=1)
     outside = (high > size_px).any(axis=1)
     corners = ((high > 2 * low) & (high - low <= size_px)).all(axis=1)
     if 2 * (outside & corners & known).sum() > max(1, known.sum()):

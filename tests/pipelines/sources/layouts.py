@@ -45,11 +45,11 @@ def write_boxes(file: Path, edges_px: Mapping[str, Sequence[float]]) -> None:
     file.write_text("\n".join(["file,x0,y0,x1,y1", *rows]))
 
 
-def write_coco_boxes(file: Path, names: Sequence[str], width_px: int, height_px: int) -> None:
-    """A box in COCO's JSON format for each image, and the size of the images."""
+def write_coco_boxes(file: Path, names: Sequence[str], width_px: int, height_px: int, corner_px: int = 0) -> None:
+    """A box in COCO's JSON format for each image, of its size, and the size of the images."""
     content = {
         "images": [{"id": name, "file_name": name, "width": width_px, "height": height_px} for name in names],
-        "annotations": [{"image_id": name, "bbox": [0, 0, width_px, height_px]} for name in names],
+        "annotations": [{"image_id": name, "bbox": [corner_px, corner_px, width_px, height_px]} for name in names],
     }
     file.write_text(json.dumps(content))
 

@@ -134,6 +134,8 @@ def test_boxes_of_a_file_fit_every_subset(root: Path) -> None:
         DataConfig("freihand", str(root), box=str(root / "boxes.json")),
         "boxes.json: 1 of 1 images have another size .*row 40; size_px 40, 30; labelled_size_px 80, 60",
     )
+    write_coco_boxes(root / "boxes.json", paths[::2], WIDTH, HEIGHT, corner_px=5)
+    assert_refused(DataConfig("freihand", str(root), box=str(root / "boxes.json")), "Are these the corners x0, y0")
 
 
 def rewrite(name: str, change: Any) -> Any:

@@ -116,8 +116,7 @@ def test_errors_are_those_of_the_metrics_and_the_worst_come_first(run: Path) -> 
     assert found.intervals.keys() == expected.keys()
     for name, interval in found.intervals.items():
         assert interval.value == pytest.approx(metric_of(expected[name]))
-    means = expected["pa_epe_cm"].mean(axis=1)
-    assert found.worst(4).tolist() == np.argsort(-means)[:4].tolist()
+    assert found.worst(4).tolist() == np.argsort(-expected["pa_epe_cm"].mean(axis=1))[:4].tolist()
     assert all(interval.value == 0 for interval in found.minus(found).values())
 
 
