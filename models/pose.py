@@ -23,8 +23,7 @@ from peclr_dali.skeleton import HAND
 
 ROOT_DEPTH_RANGE = (4.0, 50.0)
 """Range of scale-normalised root depths in the authors' code: 12 cm to 1.5 m for a bone of 3 cm."""
-_FLOOR = 1e-8
-"""Smallest a and smallest discriminant in the authors' code."""
+_FLOOR = 1e-8  # smallest a and smallest discriminant in the authors' code
 
 
 class PoseOutput(NamedTuple):
@@ -109,8 +108,7 @@ def solve_root_depth(
     a = (xn - xm) ** 2 + (yn - ym) ** 2
     b = 2 * (zn * (xn**2 + yn**2 - dot) + zm * (xm**2 + ym**2 - dot))
     c = (xn * zn - xm * zm) ** 2 + (yn * zn - ym * zm) ** 2 + (zn - zm) ** 2 - 1
-    discriminant = (b**2 - 4 * a * c).clamp(min=least_discriminant)
-    return (-b + discriminant.sqrt()) / (2 * a.clamp(min=_FLOOR))
+    return (-b + (b**2 - 4 * a * c).clamp(min=least_discriminant).sqrt()) / (2 * a.clamp(min=_FLOOR))
 
 
 def back_project(normalized: Tensor, depth: Tensor) -> Tensor:
@@ -133,8 +131,9 @@ class RootRefinement(nn.Module):
 
     def forward(self, normalized: Tensor, relative_depth: Tensor, root_depth: Tensor) -> Tensor:
         """(N, K, 2), (N, K), (N,) -> (N,), the correction; the X of mirrored views is negated."""
-        features = torch.cat([relative_depth, normalized.flatten(1), root_depth[:, None]], dim=1)  # (N, 3 K + 1)
-        correction: Tensor = self.zroot_ref(features)
+        correction: Tensor = self.zroot_ref(  # (N, 3 K + 1) -> (N, 1)
+            torch.cat([relative_depth, normalized.flatten(1), root_depth[:, None]], dim=1)
+        )
         return correction.squeeze(1)
 
 

@@ -28,7 +28,7 @@ def printable(text: str) -> str:
     File names may contain any character except "/" and NUL. What an address may hold of secrets is left out: a
     password before "@", a signature after "?".
     """
-    text = re.sub(r"(://[^\s?'\"]*\?)[^\s'\"]+", r"\1***", re.sub(r"(://)[^\s/]*@", r"\1***@", text))
+    text = re.sub(r"(://[^\s?'\"]*\?)[^\s'\")]+", r"\1***", re.sub(r"://([^\s/]*:\S*|[^\s/]*)@", "://***@", text))
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

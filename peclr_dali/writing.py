@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -80,6 +81,7 @@ def require_new(*files: Path, force: bool) -> None:
             raise UserError(f"{file}: exists already. Name another file, or replace it with --force")
         if not file.parent.is_dir():
             raise UserError(f"{file.parent}: no such folder. Make it first")
+        tempfile.TemporaryFile(dir=file.parent).close()  # a folder that cannot be written to fails before the work
 
 
 def require_ending(out: Path, *endings: str) -> None:

@@ -50,6 +50,7 @@ WITHOUT_TORCH = {
     "finetune --set optim.learning_rate=1": 2,
     "views --set optim.learning_rate=1 views.png": 2,
     "check-data --set optim.learning_rate=1 bad.jsonl": 2,
+    "check-data /proc/bad.jsonl": 2,
     "pack --set optim.learning_rate=1 shards": 2,
     "bench-loader --set optim.learning_rate=1": 2,
     "bench-train --set optim.learning_rate=1": 2,
@@ -101,7 +102,7 @@ def test_names_of_files_are_escaped_on_the_terminal(
 @pytest.mark.usefixtures("logging_set_back")
 def test_names_of_files_are_escaped_in_the_log_and_secrets_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging()
-    logging.getLogger("train").warning("%s: no JPEG", "a\nerror: lost\x1b[31m at http://me:a@b@c.org/d?sig=e 'f?g'")
+    logging.getLogger("train").warning("%s: no JPEG", "a\nerror: lost\x1b[31m at http://me:a@b/@c.org/d?sig=e 'f?g'")
     assert capsys.readouterr().err == "a\\nerror: lost\\x1b[31m at http://***@c.org/d?*** 'f?g': no JPEG\n"
 
 

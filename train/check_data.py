@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,7 @@ LIMIT_S = 60
 Decode = Callable[[Settings, Sequence[ImageFile]], bool]
 """Settings of the decoder and N files -> whether all of them decode."""
 
-_decoder_of = cache(FileDecoder)
-"""The decoder of this process."""
+_decoder_of = cache(FileDecoder)  # the decoder of this process
 
 
 def decode(settings: Settings, files: Sequence[ImageFile]) -> bool:
@@ -134,7 +134,11 @@ def _start_decoder(started: ExitStack, work: Callable[[Sequence[ImageFile]], boo
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     pool = started.enter_context(ProcessPoolExecutor(1, context, _prepare))  # a signal waits until it has begun
-    pool.submit(work, []).result()
+    resource_tracker.ensure_running()  # which would free what the next line blocks
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # for the fork server: it is the parent's
+    begun = pool.submit(work, [])
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    begun.result()
     return pool
 
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -15,15 +14,14 @@ from filelock import FileLock
 
 from peclr_dali.bench.commands import record_option
 from peclr_dali.bench.rows import append_new, study_tables
-from peclr_dali.errors import UserError
 from peclr_dali.pipelines.sources import load_index
 from peclr_dali.ranks import described_ranks
 from peclr_dali.synthetic.dataset import make_dataset
+from peclr_dali.train.commands.failures import failures
 from peclr_dali.train.commands.options import SEED, is_main_rank
 from peclr_dali.train.config.finetuning import FinetuneConfig
 from peclr_dali.train.config.load import load_config
 from peclr_dali.train.config.pretraining import Config
-from peclr_dali.train.distributed.interrupt import Interrupted
 from peclr_dali.train.distributed.world import single_process
 from peclr_dali.train.evaluation.equivariance_maps import equivariance_maps
 from peclr_dali.train.evaluation.errors import evaluation_config, evaluation_constants, measure, trials_of
@@ -237,6 +235,7 @@ def main(studies: Studies) -> None:
     @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of every run.")
     @click.option("-c", "files", multiple=True, type=Path, help="A file over those of pre-training: cards/h100.")
     @record_option
+    @failures()
     def command(
         scale: str, chosen: Sequence[str], arms: Sequence[str], seeds: Sequence[int], overrides: tuple[str, ...],
         files: tuple[Path, ...], record: Path | None,
@@ -257,14 +256,7 @@ def main(studies: Studies) -> None:
 
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as for the other commands (docs/performance.md)
     configure_logging()
-    try:
-        command()
-    except UserError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(2)
-    except Interrupted as stop:
-        click.echo(f"{stop.where}; continue by running this command again", err=True)
-        sys.exit(stop.exit_code)
+    command()
 
 
 def _numbers(context: click.Context, option: click.Parameter, text: str | None) -> list[int]:

@@ -22,8 +22,7 @@ from peclr_dali.pipelines.views.appearance import (
 )
 from peclr_dali.pipelines.views.columns import Draw
 
-_AT_ONCE = 64
-"""Views that are changed together, which bounds the memory."""
+_AT_ONCE = 64  # views that are changed together, which bounds the memory
 
 
 def change_tensors(views: Tensor, draws: FloatArray, appearance: AppearanceConfig) -> None:

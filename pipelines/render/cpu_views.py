@@ -18,8 +18,7 @@ from peclr_dali.pipelines.views.plan import Plan
 JITTER = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]
 """The draws of the colour jitter, in the order in which both kernels take them."""
 
-_REACH_PX = 2**24
-"""Largest coordinate at which float32 resolves one pixel."""
+_REACH_PX = 2**24  # largest coordinate at which float32 resolves one pixel
 
 
 def view_to_source(decoded_to_view_px: FloatArray) -> FloatArray:

@@ -33,8 +33,7 @@ from peclr_dali.pipelines.render.cpu_views import JITTER, view_to_source
 from peclr_dali.pipelines.views.augmentation import Augmentation
 from peclr_dali.pipelines.views.plan import Plan
 
-_PIXELS_AT_ONCE = 256
-"""Pixels of a view that one program makes. Not tuned."""
+_PIXELS_AT_ONCE = 256  # pixels of a view that one program makes. Not tuned
 
 
 def make_views(address: IntArray, plan: Plan, augmentations: Sequence[Augmentation], outs: list[Tensor]) -> None:

@@ -22,8 +22,7 @@ from peclr_dali.pipelines.views.plan import LEAST_PIXELS, MAX_HALVINGS, most_hal
 _CHUNK_BYTES = 2**28
 """Largest size of a chunk's decoded images, in bytes. A few chunks are in memory at once."""
 
-_MOST = 256
-"""Largest number of samples in a chunk, if none is configured."""
+_MOST = 256  # largest number of samples in a chunk, if none is configured
 
 _MOST_THREADS_ON_GPU = 16
 """Most threads if DALI decodes on a GPU and no number is configured. The GPU makes the pixels. The threads read files

@@ -216,10 +216,11 @@ _STARTS = np.concatenate([np.zeros((5, 1), int), _ENDS[:, :-1]], axis=1)
 
 
 def joints_at_one_place(tables: Tables) -> Masks:
-    """All hands, if a joint is at exactly the same place in all groups, as where a root's place was left out."""
+    """All hands, if a joint or the palm's middle is at the same place in all groups: the root's place was left out."""
     joints_m, known = tables["xyz_m"], joints_are_known(tables)
-    same = (joints_m[known] == joints_m[known][:1]).all(axis=(0, 2)).any()
-    return known, np.full(len(known), same and len(np.unique(tables["group"][known])) > 1)
+    palms_m = np.stack([joints_m[:, palm].mean(axis=1) for palm in ([0, 9], [0, 5, 9, 13, 17])], axis=1)
+    several, places_m = len(np.unique(tables["group"][known])) > 1, np.concatenate([joints_m, palms_m], axis=1)
+    return known, np.full(len(known), several and (np.ptp(places_m[known], axis=0).max(axis=1) < 1e-6).any())
 
 
 def hands_out_of_order(tables: Tables) -> Masks:
@@ -294,6 +295,19 @@ def keypoints_off_their_boxes(tables: Tables) -> Masks:
     return (box_px[:, 2] > 0) & (count > 0), outside | same | together | far_or_at_0
 
 
+def keypoints_of_other_boxes(tables: Tables) -> Masks:
+    """All hands with keypoints, if those of the usual hand are not in the middle of its box, or many are outside of it.
+
+    The usual hand has the median of all, where boxes differ; a hand's own box is the square around its keypoints.
+    """
+    offset = (tables["keypoints_px"] - tables["box_px"][:, None, :2]) / tables["box_px"][:, None, 2:]  # in sides
+    known = np.asarray(np.isfinite(offset).all(axis=(1, 2)))
+    off_middle = np.abs(np.median(offset[known], axis=1)).max(axis=1) > 0.25
+    outside = (np.abs(offset[known]).max(axis=2) > 0.5).mean(axis=1) > 0.25
+    differ = known.sum() >= 20 and np.ptp(tables["box_px"][known], axis=0).any()
+    return known, np.full(len(known), differ and max(off_middle.mean(), outside.mean()) > 0.5)
+
+
 def keypoints_of_other_images(tables: Tables) -> Masks:
     """Hands with exactly the keypoints of a hand of another group, or of the other side."""
     first, first_of = np.unique(_hash_of_rows(tables["keypoints_px"]), return_index=True, return_inverse=True)[1:]
@@ -333,7 +347,7 @@ RULES = (
         ("scale_m",),
         "lengths of the reference bone are not those of the 3D joints, or no metres",
         f"Expected labels of one set, and {BONE_M[0]:g} to {BONE_M[1]:g} m. Are these millimetres? Then divide by "
-        "1000; else unpack the dataset again.",
+        "1000. Are depths missing? Else unpack the dataset again.",
         most=0,
     ),
     Rule(
@@ -444,10 +458,18 @@ RULES = (
     Rule(
         keypoints_off_their_boxes,
         ("keypoints_px", "box_px"),
-        "hands have keypoints far from their boxes, or several at one place",
-        "Expected boxes and keypoints, x before y, in pixels of the image as displayed, not fractions. Do the cameras "
-        "belong to images of another size, or are they in millimetres? "
+        "hands have keypoints far from their boxes, in a fifth of them, or several at one place",
+        "Expected boxes around hands and keypoints, x before y, in pixels of the image as displayed, not fractions. "
+        "Are cameras of images of another size, or in millimetres? "
         "Are keypoints at 0, 0 or -1, -1 not labelled? Leave out the hand.",
+    ),
+    Rule(
+        keypoints_of_other_boxes,
+        ("keypoints_px", "box_px"),
+        "hands are in a set whose keypoints are beside their boxes",
+        "Expected the keypoints of each box within it. Do boxes or keypoints belong to images of another size, or to "
+        "another row?",
+        most=1,
     ),
     Rule(
         keypoints_of_other_images,

@@ -19,7 +19,7 @@ from peclr_dali.pipelines.config import DataConfig, is_address
 from peclr_dali.pipelines.samples.index import Index, join
 from peclr_dali.pipelines.samples.rules import validate
 from peclr_dali.pipelines.samples.subsets import in_fraction
-from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file
+from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, plain_name
 from peclr_dali.pipelines.sources.pairs import partners_of
 from peclr_dali.writing import write_text
 
@@ -33,7 +33,7 @@ def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
         UserError: a folder or file is missing, empty or does not fit the layout, or labels are wrong.
     """
     sources = [config] if isinstance(config, DataConfig) else config
-    folders = [Path(source.root).resolve() for source in sources if source.source == "folder"]
+    folders = [Path(source.root).resolve() for source in sources if source.source in ("folder", "coco")]
     for inner, outer in [(one, other) for one in folders for other in folders if other in one.parents]:
         _log.warning(
             "data: %s is within %s, and each is divided by itself: what one holds out may be in the other's training. "
@@ -78,7 +78,8 @@ def read_source(config: DataConfig) -> Index:
         without = "" if config.bad_list is None else f" and data.bad_list = {config.bad_list!r}"
         raise UserError(
             f"{index.label_file or config.root}: data.split = {config.split!r}{without} leave no image of a usable "
-            'hand; a tenth of few groups is none. Mend the data, set data.split = "all", or use a larger set.'
+            "hand; a tenth of few groups is none. Mend the data, or "
+            + ("use a larger set." if config.split == "all" else 'set data.split = "all".')
         )
     return index if len(chosen) == len(index) else index.select(chosen)
 
@@ -103,8 +104,8 @@ def rows_not_listed(index: Index, file: Path) -> IntArray:
         UserError: the list cannot be read.
     """
     with dataset_file(file, "a list of bad files", "'python cli.py check-data' makes it.") as path:
-        listed = {parse_json(line)["path"] for line in path.read_text("utf-8-sig").splitlines() if line}
-    rows = np.array([row for row, name in enumerate(index.paths) if name not in listed], np.int64)
+        listed = {plain_name(parse_json(line)["path"]) for line in path.read_text("utf-8-sig").splitlines() if line}
+    rows = np.array([row for row, name in enumerate(index.paths) if plain_name(name) not in listed], np.int64)
     if listed and len(rows) == len(index):
         _log.warning("%s: none of its %d files is among the images of %s", file, len(listed), index.root)
     return rows

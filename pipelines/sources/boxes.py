@@ -110,9 +110,13 @@ def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> B
                 raise UserError(f"{row.place}: {hand}; expected {', '.join(_HANDS)} there. Mend this row.")
             if row.hand in _WITHOUT_BOX:
                 continue
-            edges_px = _edges_px(row)
+            edges_px, labels = _edges_px(row), {label: _numbers(row, label) for label in row.labels}
             key = (image, row.hand, edges_px.tobytes())
             if has_hands and key in boxes:
+                if any(boxes[key].labels[label].tobytes() != numbers.tobytes() for label, numbers in labels.items()):
+                    raise UserError(
+                        f"{row.place}: other labels of a hand above; expected each hand once. Keep one row."
+                    )
                 repeated += 1
                 continue
             if image in boxed and (one_hand or not has_hands):
@@ -121,12 +125,11 @@ def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> B
                     "several hands in an image, write left or right in a column 'hand' and set data.source = 'folder'."
                 )
             boxed.add(image)
-            boxes[key] = row._replace(edges=edges_px, labels={label: _numbers(row, label) for label in row.labels})
+            boxes[key] = row._replace(edges=edges_px, labels=labels)
     if not boxes:
-        found = absent[0] if absent else f"{file}: holds no box"
         raise UserError(
-            f"{found}; expected boxes of images such as {names[0]!r}, relative to the source's folder. Mend "
-            "the names, or leave data.box out to use whole images."
+            f"{absent[0] if absent else f'{file}: holds no box'}; expected boxes of images such as {names[0]!r}, "
+            "relative to the source's folder. Mend the names, or leave data.box out to use whole images."
         )
     if absent:
         _log.warning("%d boxes of absent images are left out, the first: %s", len(absent), absent[0])
@@ -171,7 +174,7 @@ def _coco_rows(file: Path) -> Iterator[_Row]:
     listed = Entries([category["id"] for category in categories], file, "categories")
     for place, entry, name, size_px in coco_annotations(file, content):
         category = categories[listed.row(entry.get("category_id"), place)]["name"] if categories else ""
-        edges, bbox = entry["bbox"], as_numbers(entry["bbox"])
+        edges, bbox = entry.get("bbox"), as_numbers(entry.get("bbox"))
         if bbox is not None and bbox.shape == (4,):
             edges = [*bbox[:2].tolist(), *(bbox[:2] + bbox[2:]).tolist()]
         yield _Row(place, name, edges, "left" if "left" in str(category).lower() else "right", size_px=size_px)
@@ -222,7 +225,7 @@ def with_one_box_each(index: Index, file: Path, names: Sequence[str], rows: IntA
     boxes = read_boxes(file, names, one_hand=True)
     size_px, edges_px = np.full((len(names), 2), np.nan, np.float32), np.full((len(names), 4), np.nan)
     size_px[boxes.image], edges_px[boxes.image] = boxes.size_px, boxes.edges_px
-    refuse_corners(file, edges_px[rows], index)
+    refuse_corners(file, edges_px[rows], replace(index, labelled_size_px=size_px[rows]))
     return replace(
         index,
         box_px=_with_whole_images(boxes, file, names)[rows],
@@ -251,7 +254,8 @@ def with_boxes(index: Index, file: Path) -> Index:
         *(file, len(boxes.image), np.count_nonzero(boxes.mirror), images, len(index)),
         "; images without a hand are left out" if images < len(index) else "",
     )
-    hands = replace(index, group=index.groups).select(boxes.image)  # those of an image stay together
+    # The hands of an image stay together.
+    hands = replace(replace(index, group=index.groups).select(boxes.image), labelled_size_px=boxes.size_px)
     refuse_corners(file, boxes.edges_px, hands)
     keypoints_px, targets = boxes.labels.get("keypoints_px"), {}
     if "xyz_m" in boxes.labels:
@@ -270,7 +274,6 @@ def with_boxes(index: Index, file: Path) -> Index:
         keypoints_px=None if keypoints_px is None else keypoints_px.reshape(-1, len(HAND), 2),
         targets=targets,
         label_file=str(file),
-        labelled_size_px=boxes.size_px,
     )
 
 

@@ -37,6 +37,7 @@ _MMPOSE = {
 """Names of keypoints in MMPose's datasets of hands, and ours."""
 
 _OF_A_HAND = ("image_id", "category_id", "bbox", "keypoints", "iscrowd")
+_HAND = re.compile("hand|left|right", re.IGNORECASE)
 _BOTH = re.compile("left.*right|right.*left", re.IGNORECASE)
 
 
@@ -83,8 +84,12 @@ def load_coco(config: DataConfig) -> Index:
         *(file, len(names), sum(is_left), len({*names}), len(content["images"]), len(content["annotations"])),
     )
     points, bbox, size_px = np.array(labels).reshape(-1, len(HAND), 3), np.reshape(bboxes, (-1, 4)), np.array(sizes_px)
-    if hidden := np.count_nonzero((points[..., 2] == 0) & points[..., :2].all(axis=2)):
-        log.info("%s: %d keypoints with v = 0 have a place, which is not read: 0 means not labelled", file, hidden)
+    if odd := np.count_nonzero(~np.isin(points[..., 2], (1, 2)) & points.any(axis=2)):
+        log.warning(
+            "%s: of the labelled hands, %d keypoints have v = 0 and a place, or v that is not 0, 1 or 2 (a depth?); "
+            "those with v > 0 are read, others are not",
+            *(file, odd),
+        )
     keypoints_px = np.where(points[..., 2:] > 0, points[..., :2] + 0.5, np.nan)
     boxed = (bbox[:, 2:] > 0).all(axis=1, keepdims=True)
     low = np.where(boxed, bbox[:, :2], np.fmin.reduce(keypoints_px, axis=1))
@@ -103,7 +108,7 @@ def load_coco(config: DataConfig) -> Index:
         label_file=str(file),
         labelled_size_px=size_px.astype(np.float32).reshape(-1, 2),
     )
-    refuse_corners(file, np.concatenate([low, high], axis=1), index)
+    refuse_corners(file, np.where(boxed, np.concatenate([low, high], axis=1), np.nan), index)
     return index.select(sized[rows_of_split(index.groups[sized], config.split, least=OWN_HELD_OUT)])
 
 
@@ -177,6 +182,12 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
             "them, or neither for right hands. Make two categories of it, or rename it."
         )
     used = {plain_id(entry.get("category_id")) for entry in annotations}
+    kinds = [str(one.get("name")) for one in content.get("categories", []) if plain_id(one.get("id")) in used]
+    if 0 < len(others := [name for name in kinds if not _HAND.search(name)]) < len(kinds):
+        raise UserError(
+            f"{file}: the name of a category is {others[0][:80]!r}, others say hand, left or right; expected hands "
+            "alone. Remove its annotations, or rename it."
+        )
     if not any("left" in name.lower() for name in categories) and (
         len(used) > 1 or any("left" in repr(entry).lower() for entry in annotations)
     ):
@@ -205,10 +216,12 @@ def refuse_corners(file: Path, edges_px: DoubleArray, index: Index) -> None:
 
     Args:
         edges_px: (N, 4), x, y, x + width and y + height of the boxes of an index; NaN for the whole image.
+        index: of N hands, with the sizes that their labels are made for.
     """
     rows = spread(len(index), 0 if file.suffix.lower() == ".csv" else 32)
     size_px, low, high = image_sizes_px(index.read, rows)[:, ::-1], edges_px[rows, :2], edges_px[rows, 2:]
-    known = ((size_px > 0) & np.isfinite(low)).all(axis=1)
+    other = np.abs(index.tables["labelled_size_px"][rows] - size_px) > 0  # another fault
+    known = ((size_px > 0) & np.isfinite(low) & ~other).all(axis=1)
     outside = (high > size_px).any(axis=1)
     corners = ((high > 2 * low) & (high - low <= size_px)).all(axis=1)
     if 2 * (outside & corners & known).sum() > max(1, known.sum()):

@@ -131,8 +131,9 @@ def _camera(file: Path) -> FloatArray:
     """The matrix (3, 3) of a colour camera, corner-based."""
     with dataset_file(file, "the numbers fx, fy, ppx and ppy of 'color'") as path:
         color = yaml.safe_load(path.read_bytes())["color"]
-        rows = [[color["fx"], 0, color["ppx"] + 0.5], [0, color["fy"], color["ppy"] + 0.5], [0, 0, 1]]
-        return np.array(rows, np.float32)
+        return np.array(
+            [[color["fx"], 0, color["ppx"] + 0.5], [0, color["fy"], color["ppy"] + 0.5], [0, 0, 1]], np.float32
+        )
 
 
 def _labels(root: Path, paths: Sequence[str]) -> Tables:

@@ -21,9 +21,12 @@ ENDINGS = (".png", ".jpg", ".jpeg")
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 BROKEN_LINK = "broken links"
 NO_FILE = "no regular file, such as a pipe"
-NOT_READ = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
-"""Endings of images that the data path cannot decode."""
 ARCHIVES = (".tar", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst")  # images in them are not seen
+NOT_READ = (
+    ".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl", ".psd", ".exr", ".ppm", ".dng", ".cr2",
+    ".cr3", ".nef", ".arw", ".mp4", ".mov", ".avi", ".mkv", ".webm",
+)  # fmt: skip
+"""Endings of images that the data path cannot decode, and of videos."""
 
 _OF_THE_SYSTEM = ["@eadir", "#recycle", "@recycle", "$recycle.bin", "__macosx", "thumbs.db"]
 """Files and folders, in small letters, that systems put among images: thumbnails and what was deleted."""
@@ -47,10 +50,9 @@ def load_folder(config: DataConfig) -> Index:
     """
     root = Path(config.root)
     images, others = files_under(root, IMAGE_ENDINGS)
-    unusable = {kind: count for kind, count in others.items() if kind in (*NOT_READ, BROKEN_LINK)}
-    remedy = "convert other images to JPEG or PNG"
-    if BROKEN_LINK in others:
-        remedy += f", mend or remove broken links ('find {root} -xtype l' lists them)"
+    unusable = {kind: count for kind, count in others.items() if kind in (*NOT_READ, *ARCHIVES, BROKEN_LINK)}
+    links = f", mend or remove broken links ('find {root} -xtype l' lists them)" if BROKEN_LINK in others else ""
+    remedy = f"convert other images to JPEG or PNG, unpack archives{links}"
     if not images:
         raise UserError(
             f"{root}: no {', '.join(IMAGE_ENDINGS)} files in it or below it; found "

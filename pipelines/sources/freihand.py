@@ -23,8 +23,7 @@ HAS_PARTS = True
 VERSIONS = ("gs", "hom", "sample", "auto")
 """The backgrounds in the order of the files: green screen, then three kinds of replacement."""
 
-_POSES = 32_560
-"""Number of training poses of the published dataset."""
+_POSES = 32_560  # number of training poses of the published dataset
 
 _LABELS = {"K": ("K", (3, 3)), "xyz": ("xyz_m", (len(HAND), 3)), "scale": ("scale_m", ())}
 """In the name of a file of labels -> the target of `Index`, and the shape of a pose's numbers."""

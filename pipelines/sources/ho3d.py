@@ -78,6 +78,12 @@ def load_ho3d(config: DataConfig) -> Index:
                 "one version."
             )
         xyz_m = _in_our_frame(joints[places])
+        if apart := np.count_nonzero(np.linalg.norm(xyz_m[:, 0] - tables["xyz_m"][:, 0], axis=1) > 0.002):
+            log.warning(
+                "%s: %d of %d wrists are elsewhere than in %s/*/meta. Is evaluation.txt in another order? Unpack the "
+                "dataset again",
+                *(label_file, apart, len(places), root / folder),
+            )
     keypoints_px = project_px(tables["K"], xyz_m)
     # The annotated box counts where a keypoint is not known.
     whole = np.isfinite(keypoints_px).reshape(len(places), -1).all(axis=1, keepdims=True)

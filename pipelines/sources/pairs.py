@@ -66,7 +66,7 @@ def _read_pairs(file: Path, index: Index) -> tuple[Partners, str]:
         seen[path] += 1
     pairs, left_out = list[tuple[int, int]](), list[str]()
     with dataset_file(file, "a CSV file of pairs", "Mend it."):
-        for place, cells in csv_rows(file, ("file", "positive")):
+        for place, cells in csv_rows(file, ("file", "positive"), [("number", "positive_number")]):
             first = row_of.get((plain_name(cells["file"]), _whole(cells.get("number", "0"))))
             second = row_of.get((plain_name(cells["positive"]), _whole(cells.get("positive_number", "0"))))
             if first is None or second is None or first == second:
@@ -76,8 +76,8 @@ def _read_pairs(file: Path, index: Index) -> tuple[Partners, str]:
     where = f"in {file}"
     if left_out:
         where += (
-            f": {len(left_out)} of {len(left_out) + len(pairs)} pairs are not of two hands that are used, the first is "
-            f"in {left_out[0]}"
+            f": {len(left_out)} of {len(left_out) + len(pairs)} pairs are not of two hands that are used, with whole "
+            f"numbers, the first is in {left_out[0]}"
         )
         _log.warning("Partners %s", where)
     return of_pairs(np.unique(np.array(pairs, np.int64).reshape(-1, 2), axis=0), len(index)), where

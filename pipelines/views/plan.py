@@ -112,8 +112,7 @@ def plan_views(
     if image is None:
         image = np.tile(np.arange(len(size_px)), (len(draws), 1))
     upright_px = upright_size_px(size_px, orientation)
-    whole_px = np.column_stack([upright_px[:, ::-1] / 2, upright_px.max(axis=1)])
-    box = np.where(box_px[:, 2:] > 0, box_px, whole_px)
+    box = np.where(box_px[:, 2:] > 0, box_px, np.column_stack([upright_px[:, ::-1] / 2, upright_px.max(axis=1)]))
     mirrored = np.zeros(len(box), bool) if mirror is None else mirror
     to_upright = stored_to_upright_px(size_px, orientation).astype(np.float64)
     matrices, source_to_view, stored_to_view = [], [], []

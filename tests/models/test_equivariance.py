@@ -15,15 +15,13 @@ def random_affine(count: int, seed: int = 0) -> Tensor:
     rng = np.random.default_rng(seed)
     left, right = (np.linalg.qr(rng.normal(size=(count, 2, 2)))[0] for _ in range(2))
     linear = left * np.exp(rng.uniform(np.log(0.4), np.log(2.5), size=(count, 2)))[:, None] @ right
-    shift = rng.uniform(-15 / 128, 15 / 128, size=(count, 2, 1))
-    return torch.from_numpy(np.concatenate([linear, shift], axis=2))
+    return torch.from_numpy(np.concatenate([linear, rng.uniform(-15 / 128, 15 / 128, size=(count, 2, 1))], axis=2))
 
 
 def similarity(angle_rad: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """(N,), (N,), (N, 2) -> (N, 2, 3)."""
     cos, sin = scale * angle_rad.cos(), scale * angle_rad.sin()
-    linear = torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2)
-    return torch.cat([linear, shift[:, :, None]], dim=2)
+    return torch.cat([torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2), shift[:, :, None]], dim=2)
 
 
 def moved(points: Tensor, matrix: Tensor) -> Tensor:

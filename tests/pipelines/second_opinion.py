@@ -81,8 +81,7 @@ def turned(image: npt.NDArray[T], orientation: int) -> npt.NDArray[T]:
     """The image (H, W, C) as Exif's orientation 1 to 8 has it displayed."""
     if orientation >= 5:
         image = image.swapaxes(0, 1)
-    rows = -1 if orientation in (3, 4, 7, 8) else 1
-    return image[::rows, :: -1 if orientation in (2, 3, 6, 7) else 1]
+    return image[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
 def _matrix_px(size_px: tuple[int, ...], box_px: Array, shift_frac: Array, side_px: int) -> Array:

@@ -113,8 +113,8 @@ def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str) -> No
         np.testing.assert_array_equal(in_loops, tensors)
     for row in range(1, 30, 2):
         expected = reference.apply_appearance(images[row], ALWAYS[option], draws[row]).astype(int)
-        exact = option in ("noise", "cut_out")  # chosen in whole numbers, so nothing is rounded
-        assert np.abs(tensors[row] - expected).max() <= (0 if exact else 1)
+        # Noise and cut-outs are chosen in whole numbers, so nothing is rounded.
+        assert np.abs(tensors[row] - expected).max() <= (0 if option in ("noise", "cut_out") else 1)
 
 
 def test_noise_is_gaussian_and_independent_from_pixel_to_pixel_and_view_to_view() -> None:

@@ -150,7 +150,8 @@ def test_pairs_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     index = load_index(DataConfig("folder", str(images), box=str(boxes), positive="file", pairs=str(pairs)))
     assert admissible(index.partners) == [[2, 3], [], [0], []]
     assert (
-        f"1 of 4 pairs are not of two hands that are used, the first is in {pairs}, line 5: '001.jpg,0,0" in caplog.text
+        f"1 of 4 pairs are not of two hands that are used, with whole numbers, the first is in {pairs}, line 5: '001."
+        in caplog.text
     )
     assert "2 of 4 images have no partner" in caplog.text
     pairs.write_text("file,positive\n./000.jpg,004.jpg\n")
@@ -170,7 +171,8 @@ OF_FILE = {"positive": "file", "pairs": "p.csv"}
         (OF_FILE, "a,b\n", "line 1 is 'a,b', with no columns 'file'; expected a header with each of the columns fi"),
         (OF_FILE, "file,positive\nx.jpg,x.jpg\n", "has a partner in p.csv: 1 of 1 pairs are not of two hands"),
         (OF_FILE, "file,positive\ny.jpg,x.jpg\n", "the first is in p.csv, line 2: 'y.jpg,x.jpg'. Names are rel"),
-        (OF_FILE, "file,number,positive\nx.jpg,x,x.jpg\n", "the first is in p.csv, line 2: 'x.jpg,x,x.jpg'"),
+        (OF_FILE, "file,number,positive\nx.jpg,0,x.jpg\n", "line 1 is .*, with no columns 'positive_number'"),
+        (OF_FILE, "file,number,positive,positive_number\nx.jpg,0,x.jpg,0.0\n", "line 2: 'x.jpg,0,x.jpg,0.0'"),
         (OF_FILE | {"pairs": "q.csv"}, "", "q.csv: No such file"),
     ],
 )

@@ -18,8 +18,7 @@ def test_segments_of_drawn_poses_stay_apart(grasp: bool) -> None:
     for seed in range(150):
         rng = np.random.default_rng([11, seed])
         shape = draw_shape(rng)
-        skeleton = draw_pose(rng, shape, grasp=grasp)
-        overlaps.append(deepest_overlap(skeleton.joints_m, shape.radii_m))
+        overlaps.append(deepest_overlap(draw_pose(rng, shape, grasp=grasp).joints_m, shape.radii_m))
     assert np.mean(np.array(overlaps) <= MAX_OVERLAP_M) > 0.97
     assert max(overlaps) < 2 * MAX_OVERLAP_M
 

@@ -3,6 +3,7 @@
 import json
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ def test_the_list_leaves_out_what_is_bad(images: Path, tmp_path: Path) -> None:
     assert lines == [{"path": path, "reason": reason} for path, reason in reasons.items()]
     index = load_index(DataConfig(source="folder", root=str(images), bad_list=str(out)))
     assert list(index.paths) == [f"{number:02}.jpg" for number in range(50) if number not in (7, 31)]
+    # Ctrl-C goes to the fork server too, which does not heed it.
+    for process, blocked in ((forkserver._forkserver._forkserver_pid, 2), ("self", 0)):  # type: ignore[attr-defined]
+        assert int(Path(f"/proc/{process}/status").read_text().partition("SigBlk:")[2].split()[0], 16) & 2 == blocked
 
 
 def test_wrong_labels_are_on_the_list_and_are_left_out_with_it(images: Path, tmp_path: Path) -> None:

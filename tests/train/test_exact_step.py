@@ -158,8 +158,7 @@ def test_a_layer_that_only_some_micro_batches_use_has_their_gradient(rarely: set
 
 def test_scaler_scales_gradients_and_not_the_loss() -> None:
     plain, scaled = network(), network()
-    scaler = GradScaler("cpu", init_scale=1024.0)
-    assert torch.equal(run(plain, 6, 2).loss, run(scaled, 6, 2, scaler=scaler).loss)
+    assert torch.equal(run(plain, 6, 2).loss, run(scaled, 6, 2, scaler=GradScaler("cpu", init_scale=1024.0)).loss)
     assert_same(gradients(scaled), [1024 * gradient for gradient in gradients(plain)])
 
 

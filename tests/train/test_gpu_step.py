@@ -126,8 +126,7 @@ def one_recorded_rank(recompute: str) -> None:
     """Two ranks on one GPU, which NCCL refuses and Gloo does not."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.distributed.init_process_group("gloo")
-    world = World(torch.distributed.get_rank(), 2, 0, GPU, 2)
-    check_recorded(1e-3, world, f"train.recompute={recompute}")
+    check_recorded(1e-3, World(torch.distributed.get_rank(), 2, 0, GPU, 2), f"train.recompute={recompute}")
     torch.distributed.destroy_process_group()
 
 

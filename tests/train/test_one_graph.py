@@ -78,8 +78,7 @@ def test_a_step_of_pretraining_has_one_graph(
     states = []
     for how in ("true", "false"):
         overrides = [*settings, "geometry.side_px=8", f"train.compile={how}"]
-        config = load_config(Config, [ROOT / "configs" / name for name in files], overrides)
-        states.append(Pretraining(config))
+        states.append(Pretraining(load_config(Config, [ROOT / "configs" / name for name in files], overrides)))
         for _ in range(2):
             states[-1].take_step(images(12))  # three micro-batches
     state, plain = states

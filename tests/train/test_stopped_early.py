@@ -134,4 +134,4 @@ def test_a_run_is_freed(run: Callable[[Any], RunFolder], images: Path, hands: Pa
         assert len(in_memory()) == before
     finally:
         gc.enable()
-    assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() <= frozen  # what earlier tests froze is free again

@@ -33,8 +33,7 @@ def random_hands_m(rng: np.random.Generator, count: int) -> npt.NDArray[np.float
     hands[:, 1:, 2] = rng.uniform(-0.6, 0.1, (count, 1)) * (hands[:, 1:, 1] + 0.07)
     axis_angle = rng.uniform(-0.5, 0.5, (count, 3))
     turned = np.stack([hand @ cv2.Rodrigues(turn)[0].T for hand, turn in zip(hands, axis_angle, strict=True)])
-    offset = rng.uniform([-0.03, 0.02, 0.55], [0.03, 0.1, 0.75], (count, 3))
-    return np.asarray(turned + offset[:, None])
+    return np.asarray(turned + rng.uniform([-0.03, 0.02, 0.55], [0.03, 0.1, 0.75], (count, 3))[:, None])
 
 
 def write_hands(root: Path, poses: int) -> Path:
@@ -47,8 +46,7 @@ def write_hands(root: Path, poses: int) -> Path:
             homogeneous = hand_m @ camera.T
             image = np.full((SIDE_PX, SIDE_PX, 3), 40 * version, np.uint8)
             draw_skeleton(image, homogeneous[:, :2] / homogeneous[:, 2:])
-            name = f"{pose + poses * version:08d}.jpg"
-            assert cv2.imwrite(str(root / "training" / "rgb" / name), image[..., ::-1])
+            assert cv2.imwrite(str(root / "training" / "rgb" / f"{pose + poses * version:08d}.jpg"), image[..., ::-1])
     scale_m = np.linalg.norm(hands_m[:, 9] - hands_m[:, 10], axis=1)
     labels = {"K": [camera.tolist()] * poses, "xyz": hands_m.tolist(), "scale": scale_m.tolist()}
     for key, rows in labels.items():

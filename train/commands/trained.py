@@ -141,7 +141,7 @@ def box_option(context: click.Context, parameter: click.Parameter, text: str | N
 @click.option(
     "--scale-m",
     default=None,
-    type=Number(0, 1, min_open=True),
+    type=Number(0, 0.25, min_open=True),
     help="Length of the reference bone in metres; the pose is then in metres. A hand's reference bone is the first "
     "phalanx of the middle finger.",
 )

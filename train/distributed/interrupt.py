@@ -22,8 +22,8 @@ class Interrupted(Exception):  # noqa: N818  asked for, not an error
 
     def __init__(self, signal_number: int, step: int, folder: Path) -> None:
         self.exit_code = 128 + signal_number
-        self.where = f"stopped by {signal.Signals(signal_number).name} after step {step}, saved in {folder}"
-        super().__init__(f"{self.where}; continue with --resume auto")
+        stopped = f"stopped by {signal.Signals(signal_number).name} after step {step}, saved in {folder}"
+        super().__init__(f"{stopped}; continue with --resume auto, or a study by the same call")
 
 
 class StopSignals:

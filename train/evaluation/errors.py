@@ -236,8 +236,7 @@ def mean_keypoints_px(index: Index, labels: PoseLabels) -> DoubleArray:
     side_px = np.where(box_px[:, 2] > 0, box_px[:, 2], np.nan)[:, None, None]
     turned = np.where(index.mirrored[:, None], [-1.0, 1.0], 1.0)[:, None]  # (N, 1, 2)
     in_box = ((labels.keypoints_px - box_px[:, None, :2]) / side_px * turned).astype(np.float64)
-    mean = np.ma.masked_invalid(in_box).mean(axis=0).filled(np.nan)
-    return np.asarray(mean * turned * side_px + box_px[:, None, :2])
+    return np.asarray(np.ma.masked_invalid(in_box).mean(axis=0).filled(np.nan) * turned * side_px + box_px[:, None, :2])
 
 
 def constant_pose_errors(poses_m: DoubleArray) -> dict[str, dict[str, float]]:

@@ -98,8 +98,8 @@ def evaluate(
     labels = PoseLabels.of(index)
     if not submission and not labels.labelled:
         raise UserError(
-            f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part, or draw "
-            "its poses with 'predict'"
+            f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part ('coco' for "
+            "keypoints in JSON), or draw its poses with 'predict'"
         )
     folder.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=folder).close()  # a folder that cannot be written to fails before the work

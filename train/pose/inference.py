@@ -260,8 +260,8 @@ def boxes_in_views(
     """
     source_px = side_px / (BOX_IN_VIEW * view_side_px)  # pixels of the source for one of the view
     across_px = np.stack([np.where(mirror, -source_px, source_px), source_px], axis=1)
-    loader_centre_px = centre_px + (0.5 - origin_px) * (1 - across_px)
-    return np.column_stack([loader_centre_px, side_px / BOX_IN_VIEW]).astype(np.float32)
+    centre_px = centre_px + (0.5 - origin_px) * (1 - across_px)
+    return np.column_stack([centre_px, side_px / BOX_IN_VIEW]).astype(np.float32)
 
 
 def from_view(points_px: Tensor, source_to_view_px: Tensor) -> Tensor:

@@ -66,9 +66,10 @@ CONSTANTS: Final = {
 
 def constants_in_words(constants: Mapping[str, Mapping[str, float]], metric: str) -> list[str]:
     """The constant predictions that were measured by a metric, such as "one rigid pose 1.54"."""
-    decimals = METRICS[metric].decimals
     return [
-        f"{CONSTANTS[name]} {errors[metric]:.{decimals}f}" for name, errors in constants.items() if metric in errors
+        f"{CONSTANTS[name]} {errors[metric]:.{METRICS[metric].decimals}f}"
+        for name, errors in constants.items()
+        if metric in errors
     ]
 
 
@@ -158,8 +159,7 @@ def align(
         left[mirrors, :, 2] *= -1
         singular[mirrors, 2] *= -1
     scale = singular.sum(axis=1)[:, None, None] * (true_size + _EPSILON)
-    moved = shape @ (left @ right).transpose(0, 2, 1) * scale + true_centre
-    return np.where(counts[..., None], moved, np.nan)
+    return np.where(counts[..., None], shape @ (left @ right).transpose(0, 2, 1) * scale + true_centre, np.nan)
 
 
 def pixel_errors(predicted_px: AnyArray, true_px: AnyArray, *, valid: BoolArray | None = None) -> DoubleArray:

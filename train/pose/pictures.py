@@ -121,6 +121,5 @@ def side_view(joints: DoubleArray, true: DoubleArray | None, side_px: int) -> Im
     centre = (low + high)[[2, 1]] / 2
     for pose, grey in ((true, 130), (joints, None)):
         if pose is not None:
-            points_px = ((pose - pose[0])[:, [2, 1]] - centre) * pixels_per_bone + side_px / 2
-            draw_skeleton(picture, points_px, grey=grey)
+            draw_skeleton(picture, ((pose - pose[0])[:, [2, 1]] - centre) * pixels_per_bone + side_px / 2, grey=grey)
     return picture

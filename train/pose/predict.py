@@ -35,8 +35,7 @@ from peclr_dali.train.pose.predictions import FILE, Prediction, Predictions, ear
 from peclr_dali.train.runs.pictures import read_picture, save_sheet
 
 EXPECTED = f"JPEG, PNG or WebP of {MIN_PIXELS} to {MAX_PIXELS:,} pixels; convert other formats"
-_BATCH = 16
-"""Hands in a step; a call that is stopped loses those of its last step."""
+_BATCH = 16  # hands in a step; a call that is stopped loses those of its last step
 
 
 def predict(

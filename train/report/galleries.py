@@ -1,9 +1,9 @@
 """The pictures of a report: views, predictions, large errors, and nearest neighbours before and after pre-training."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -99,28 +99,23 @@ def predictions(folder: Path) -> Section:
         for prediction in results["predictions"]
         if prediction["drawing"] is not None and (folder / prediction["drawing"]).exists()  # not where it was stopped
     ]
-    shown = sorted(drawn, key=_spread_share, reverse=True)[:48]
+    # By the spread of the keypoints over the box's side.
+    drawn.sort(key=lambda one: one["spread_px"] / (one["box_px"][2] - one["box_px"][0]), reverse=True)
     pictures = [
         Picture(
             "jpeg",
             (folder / prediction["drawing"]).read_bytes(),
             f"{Path(prediction['image']).name}, spread {prediction['spread_px']:.1f} px",
         )
-        for prediction in shown
+        for prediction in drawn[:48]
     ]
     text = "The picture with the network's box, the network's view (a left hand mirrored), and the pose from the side."
     text += " The least sure come first: those whose keypoints differ most between turned views, for the box's size."
-    if len(drawn) > len(shown):
-        text += f" {len(shown)} of {len(drawn)}."
+    if len(drawn) > len(pictures):
+        text += f" {len(pictures)} of {len(drawn)}."
     if not results["complete"]:
         text += f" Stopped early: predict had done {results['hands_done']} of {results['hands']} hands."
     return Section("Predictions", text, pictures, skeletons=True)
-
-
-def _spread_share(prediction: Mapping[str, Any]) -> float:
-    """The spread of a prediction's keypoints as a share of its box's side."""
-    x0, _, x1, _ = prediction["box_px"]
-    return float(prediction["spread_px"] / (x1 - x0))
 
 
 SAMPLE: Final = 400  # images among which neighbours are looked for

@@ -120,8 +120,7 @@ class RunFolder:
         write_text(self.versions_file, json.dumps(versions(), indent=2) + "\n")
         for file in (self.metrics_file, self.validation_file, *self.root.glob("samples-rank*.jsonl")):
             if file.exists():
-                kept = [row for row in read_rows(file) if row["step"] <= step]
-                write_text(file, "".join(f"{json.dumps(row)}\n" for row in kept))
+                write_text(file, "".join(f"{json.dumps(row)}\n" for row in read_rows(file) if row["step"] <= step))
         if step == 0:
             for file in (self.views_picture, self.loss_picture, self.predictions_picture, self.quarantine_file):
                 file.unlink(missing_ok=True)

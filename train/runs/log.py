@@ -49,9 +49,10 @@ def configure_logging() -> None:
     handler.setFormatter(OneLine("%(message)s"))
     level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Places of credentials, a new cache of fonts, notes on each node, and statistics of an import that Ctrl-C ended.
-    for library in ("botocore", "aiobotocore", "matplotlib", "onnxscript", "onnx_ir", "torch"):
+    # Places of credentials, notes on each node, and statistics of an import that Ctrl-C ended.
+    for library in ("botocore", "aiobotocore", "onnxscript", "onnx_ir", "torch"):
         logging.getLogger(library).setLevel(logging.WARNING)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # a cache of fonts, a home that cannot be written to
     # fp16 may skip the first step because its gradient is not finite; torch then warns about the order of calls.
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before", UserWarning)
 

@@ -22,12 +22,10 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.sources.folder import ARCHIVES, BROKEN_LINK, NO_FILE, counts_in_words, files_under
 from peclr_dali.pipelines.sources.shards.tar_index import INDEX_FILE, TarIndex, label_arrays, parse_index, scan_tar
 
-_AT_ONCE = 256
-"""Images that are read ahead of the writer."""
+_AT_ONCE = 256  # images that are read ahead of the writer
 
 _LOCK = "process.lock"
-_ENDING_OF = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}
-"""By the first byte of an image."""
+_ENDING_OF = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}  # by the first byte of an image
 
 _UNUSABLE = (*ARCHIVES, BROKEN_LINK, NO_FILE)
 

@@ -122,8 +122,7 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
     return index
 
 
-_END_BYTES = 2 * tarfile.BLOCKSIZE
-"""Zeros that end an archive, unless more of them fill its last record."""
+_END_BYTES = 2 * tarfile.BLOCKSIZE  # zeros that end an archive, unless more of them fill its last record
 
 _RECORDS_BYTES = (tarfile.RECORDSIZE, 2 * tarfile.RECORDSIZE, *(2**power for power in range(10, 21)))
 """Sizes of records: of tar, unless `tar -b` says otherwise, and usual others."""
@@ -177,8 +176,12 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
     return [(name.encode(errors="surrogateescape"), *place) for name, place in members.items() if _is_image(name)]
 
 
+_HIDDEN = re.compile(r"(^|/)(\.[^/.]|__MACOSX/|@eaDir/|[#@$]recycle)", re.IGNORECASE)
+"""Hidden files and folders, and those of the system, as in `folder.py`."""
+
+
 def _is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_ENDINGS) and not re.search(r"(^|/)(\._|__MACOSX/)", name)
+    return name.lower().endswith(IMAGE_ENDINGS) and not _HIDDEN.search(name)
 
 
 def _end_of_archive(opened: BinaryIO, start: int, at: int) -> int:

@@ -15,6 +15,9 @@ from peclr_dali.pipelines.sources.shards.tar_index import TarIndex
 _WAITS_S = (0.0, 0.2, 1.0, 3.0)
 """Seconds before each attempt to read from an address. fsspec's own attempts come on top."""
 
+MOST_IN_A_ROW = 64
+"""Images that fail one after the other before the server is at fault, and not they."""
+
 PATIENCE_S = 10.0
 """After it, a line says that a server has not answered."""
 
@@ -54,13 +57,13 @@ class RemoteTars(Store):
 
     def __init__(self, folder: "Folder", index: TarIndex) -> None:
         self._folder, self._index = folder, index
-        self._has_read = self._has_failed = False
+        self._has_read, self._has_failed, self._failed_in_a_row = False, False, 0
 
     def read(self, rows: Sequence[int]) -> list[Bytes]:
         """See `Store`.
 
         Raises:
-            UserError: all attempts failed, and no image was ever read.
+            UserError: all attempts failed, and no image was ever read, or none of many in a row.
         """
         places = dict(zip(rows, _places(self._index, rows), strict=True))
         read: dict[int, Bytes] = {row: _too_large() for row, (*_, size) in places.items() if size > MAX_FILE_BYTES}
@@ -81,7 +84,8 @@ class RemoteTars(Store):
                     self._folder.address, errors[0], len(_WAITS_S) - 1,
                 )  # fmt: skip
             left = [row for row in left if isinstance(read[row], OSError)]
-        if errors and not self._has_read:
+        self._failed_in_a_row = self._failed_in_a_row + len(left) if len(left) == len(places) else 0
+        if errors and (not self._has_read or self._failed_in_a_row >= MOST_IN_A_ROW):
             raise UserError(
                 f"{self._folder.address}: no image could be read ({errors[0]}). Check the server and the network"
             )
@@ -131,8 +135,9 @@ class Folder:
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """The sizes of files; None where the server does not say it."""
-        paths = [f"{self._path}/{name}" for name in names]
-        return self._try(f"{self.address}/*.tar", lambda: list(self._system.sizes(paths)))
+        return self._try(
+            f"{self.address}/*.tar", lambda: list(self._system.sizes([f"{self._path}/{name}" for name in names]))
+        )
 
     def _try(self, place: str, read: Callable[[], T]) -> T:
         waiting = threading.Timer(PATIENCE_S, log.warning, ("%s: no answer yet, still waiting", place))
@@ -140,9 +145,10 @@ class Folder:
         try:
             return read()
         except Exception as error:  # of many libraries
+            secret = self.address.partition("://")[2].rpartition("@")[0] or "\0"
             raise UserError(
-                f"{place} cannot be read ({type(error).__name__}: {in_one_line(error, 200)}). Check data.root, the "
-                "network and the credentials in the environment"
+                f"{place} cannot be read ({type(error).__name__}: {in_one_line(error).replace(secret, '***')}). Check "
+                "data.root, the network and the credentials in the environment"
                 + isinstance(error, ImportError)
                 * ". For s3://, \"pip install '.[s3]'\" in the checkout"
             ) from error

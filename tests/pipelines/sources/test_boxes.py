@@ -177,7 +177,11 @@ def camera_of_twice_the_size(text: str) -> str:
         ),
         (
             camera_of_twice_the_size,
-            "24 of 24 hands have keypoints far .*cameras belong to images of an",
+            "24 of 24 hands have keypoints far .*cameras of images of another size",
+        ),
+        (
+            lambda text: f"{text}\n{text.splitlines()[-1]}7",
+            "line 26: other labels of a hand above; expected each hand on",
         ),
         (lambda text: text.replace("thumb_tip_z_m", "thumb_tip_z"), "with no columns 'thumb_tip_z_m'"),
         (lambda text: text[: text.rindex(",")], r"line 25: \d+ cells; expected \d+, .*file cut\? Copy it again"),
@@ -226,6 +230,13 @@ PLAIN = "file,x0,y0,x1,y1\n"
             "annotation 1: none of the 2 categories has the id 'None'",
         ),
         ("b.json", json.dumps(COCO).replace('"id": 2', '"id": 1'), "several categories have the same id"),
+        ("b.json", json.dumps(COCO).replace('"hand"', '"cup"'), "a category is 'cup', others say hand, left or right"),
+        ("b.json", json.dumps(COCO).replace('"bbox": [5, 5, 10, 10]', '"a": 1'), "annotation 1: None is not a box"),
+        (
+            "b.json",
+            json.dumps(CORNERS).replace('"80", "height": 60', '160, "height": 120').replace(", 50, 9, 59", ", 5, 9, 9"),
+            "1 of 1 images have another size than their labels say",
+        ),
         ("b.json", json.dumps(CORNERS), "most boxes end outside of their images; expected bbox as x, y, w"),
         ("b.txt", "", "expected a .csv or .json file"),
         ("missing/b.csv", None, "No such file or directory; expected boxes as CSV"),

@@ -163,7 +163,7 @@ def test_categories_have_orders_and_names_of_their_own_and_left_hands_are_mirror
     assert not load_coco(DataConfig("coco", str(root))).mirrored.any()
     assert "hands of several kinds, and no category is named left, so all are right hands" in caplog.text
     changed(root, category_id=2)
-    assert_refused(DataConfig("coco", str(root)), "annotation 0: none of the 2 categories of hands has the id '2'")
+    assert_refused(DataConfig("coco", str(root)), "the name of a category is 'cup', others say hand, left or right")
 
 
 def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> None:
@@ -189,7 +189,8 @@ def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> Non
         ),
         ("images", {"file_name": "./images/001.jpg"}, "several of its 20 images have the same file_name"),
         ("annotations", {"attributes": {"side": "Left"}}, "no category is named left, so all are right hands"),
-        ("annotations", {"keypoints": [9, 9, 0] * 3 + [9, 9, 2] * 18}, "3 keypoints with v = 0 have a place"),
+        ("annotations", {"keypoints": [9, 9, 0] * 3 + [9, 9, 2] * 18}, "3 keypoints have v = 0 and a place, or"),
+        ("annotations", {"keypoints": [9, 9, -0.2] * 4 + [9, 9, 1] * 17}, "4 keypoints have v = 0 and a place, or"),
     ],
 )
 def test_a_doubtful_entry_is_warned_of(

@@ -65,9 +65,10 @@ def test_links_are_followed_once(root: Path, tmp_path: Path, caplog: pytest.LogC
     assert load_folder(DataConfig("folder", str(root))).paths == [*PATHS, "out/e.jpg"]
     (record,) = caplog.records
     assert "8 images are used; left out: 3 broken links; convert" in record.message
-    (root / "b" / "new.heic").write_bytes(b"")
+    for name in ("new.heic", "film.MP4", "more.zip", "notes.txt"):
+        (root / "b" / name).write_bytes(b"")
     load_folder(DataConfig("folder", str(root)))
-    assert "8 images are used; left out: 3 broken links, 1 .heic; convert other images to JPEG" in caplog.text
+    assert "left out: 3 broken links, 1 .mp4, 1 .zip, 1 .heic; convert other images to JPEG or PNG" in caplog.text
 
 
 def test_what_cannot_be_listed_ends_in_one_line(root: Path) -> None:

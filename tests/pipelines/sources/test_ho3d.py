@@ -89,15 +89,19 @@ def test_evaluation_part_knows_wrist_and_box(root: Path) -> None:
     assert np.isnan(index.targets["scale_m"]).all()
 
 
-def test_published_evaluation_keypoints_are_used(root: Path) -> None:
-    (root / "evaluation_xyz.json").write_text(json.dumps([ho3d_joints(seed).tolist() for seed in (7, 8, 9, 10)]))
+def test_published_evaluation_keypoints_are_used(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / "evaluation_xyz.json").write_text(json.dumps([ho3d_joints(seed).tolist() for seed in (0, 1, 100, 101)]))
     (root / "evaluation/SM1/rgb/0001.png").unlink()  # the second row must not shift the others
     index = load_ho3d(DataConfig("ho3d", str(root), part="evaluation"))
-    expected = [camera_frame(ho3d_joints(seed)) for seed in (7, 9, 10)]
+    expected = [camera_frame(ho3d_joints(seed)) for seed in (0, 100, 101)]
     np.testing.assert_allclose(index.targets["xyz_m"], expected, rtol=1e-5)
     keypoints_px = index.tables["keypoints_px"]
     low, high = keypoints_px.min(axis=1), keypoints_px.max(axis=1)
     np.testing.assert_allclose(index.box_px[:, :2], (low + high) / 2, rtol=1e-4)
+    assert "wrists" not in caplog.text
+    (root / "evaluation_xyz.json").write_text(json.dumps([ho3d_joints(seed).tolist() for seed in (1, 0, 100, 101)]))
+    load_ho3d(DataConfig("ho3d", str(root), part="evaluation"))
+    assert "evaluation_xyz.json: 1 of 3 wrists are elsewhere than in " in caplog.text
 
 
 def test_missing_images_and_frames_without_a_hand_are_counted_once(
@@ -200,5 +204,6 @@ def test_a_set_without_a_hand_or_a_second_recording_is_refused(tmp_path: Path) -
     for meta_file in tmp_path.glob("train/*/meta/*.pkl"):
         meta_file.write_bytes(python2_pickle({"objName": "x"}))
     assert_refused(
-        DataConfig("ho3d", str(tmp_path)), r"train/\*/meta: data.split = 'all' leave no image of a usable hand"
+        DataConfig("ho3d", str(tmp_path)),
+        r"train/\*/meta: data.split = 'all' leave no image .* Mend the data, or use a larger set\.",
     )

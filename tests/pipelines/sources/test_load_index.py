@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from peclr_dali.errors import UserError
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.samples.index import Index, join
 from peclr_dali.pipelines.sources import load_index, write_bad_list
@@ -61,7 +62,9 @@ def test_masks_choose_rows_and_a_relative_folder_stays_where_it_was(
 
 def test_a_source_within_another_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_image(tmp_path / "deep/one/a.png", 60, 40)
-    load_index([DataConfig("folder", str(tmp_path / folder)) for folder in ("deep/one", "deep/../deep", "deep")])
+    folders = [DataConfig("folder", str(tmp_path / folder)) for folder in ("deep/one", "deep/../deep")]
+    with pytest.raises(UserError, match="No such file"):
+        load_index([*folders, DataConfig("coco", str(tmp_path / "deep"))])
     assert caplog.text.count(f"data: {tmp_path / 'deep/one'} is within {tmp_path / 'deep'}") == 2
 
 
@@ -123,7 +126,7 @@ def test_a_bad_list_holds_files_of_all_splits_and_parts(tmp_path: Path) -> None:
     whole = {split: list(load_index(DataConfig(root=str(tmp_path), split=split)).paths) for split in SPLITS}
     assert set(whole["train"]).isdisjoint(whole["val"])
     for listed in (whole["train"][:2] + whole["val"][:1], whole["val"][:1], whole["train"][:2]):
-        write_bad_list(bad, dict.fromkeys(listed, "empty file"))
+        write_bad_list(bad, {f"./{name}": "empty file" for name in listed})
         for split in SPLITS:
             assert left(split=split) == set(whole[split]) - set(listed)
         assert left(split="val", versions=("auto",)) == {

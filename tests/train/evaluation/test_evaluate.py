@@ -172,8 +172,9 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
     assert len(content["pck"]["aligned_m"]["share"]) == 100
     minus = content["comparison"]
     for name, entry in minus["difference"].items():
-        theirs = minus["other"]["metrics"][name]["value"]
-        assert entry["value"] == pytest.approx(content["metrics"][name]["value"] - theirs)
+        assert entry["value"] == pytest.approx(
+            content["metrics"][name]["value"] - minus["other"]["metrics"][name]["value"]
+        )
     rows = list(csv.DictReader((tmp_path / "out" / "poses.csv").read_text().splitlines()))
     by_error = sorted(rows, key=lambda row: -float(row["pa_epe_cm"]))
     assert [hand["file"] for hand in content["worst"]] == [row["file"] for row in by_error[:3]]

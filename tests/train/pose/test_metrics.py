@@ -34,8 +34,7 @@ def hands(count: int, seed: int = 0, noise_m: float = 0.02) -> tuple[Array, Arra
 
 
 def metrics(predicted_m: Array, true_m: Array, **options: Any) -> dict[str, float]:
-    tables = pose_tables(predicted_m, true_m, **options)
-    return {name: metric_of(table) for name, table in tables.items()}
+    return {name: metric_of(table) for name, table in pose_tables(predicted_m, true_m, **options).items()}
 
 
 def freihand_script(

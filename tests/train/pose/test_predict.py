@@ -225,8 +225,7 @@ def save_png_that_does_not_decode(path: Path) -> None:
     start = content.index(b"IDAT")
     length = int.from_bytes(content[start - 4 : start])
     data = b"IDAT" + bytes(length)
-    rest = content[start + 8 + length :]
-    path.write_bytes(content[:start] + data + zlib.crc32(data).to_bytes(4) + rest)
+    path.write_bytes(content[:start] + data + zlib.crc32(data).to_bytes(4) + content[start + 8 + length :])
 
 
 def test_unreadable_pictures_are_left_out_and_named_at_the_end(

@@ -78,8 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("report")
     hands = tiny_hands.write_hands(root / "hands", 20)
     threads = torch.get_num_threads()
-    settings = tiny_run.settings(hands, root / "pre", "data.source=freihand", "train.epochs=1")
-    pretrain(load_config(Config, [], settings))
+    pretrain(load_config(Config, [], tiny_run.settings(hands, root / "pre", "data.source=freihand", "train.epochs=1")))
     for name, weights in (("tuned", str(root / "pre")), ("scratch", "random")):
         overrides = tiny_hands.settings(hands, root / name, "train.epochs=1", f"encoder.weights={weights}")
         finetune(load_config(FinetuneConfig, [], overrides))
@@ -324,7 +323,6 @@ def test_a_sheet_is_read_as_it_was_written(count: int, columns: int, tmp_path: P
     rng = np.random.default_rng(0)
     pictures = [rng.integers(0, 255, (20, 30, 3), np.uint8) for _ in range(count)]
     save_sheet(tmp_path / "sheet.png", pictures, columns=columns)
-    read = read_sheet(tmp_path / "sheet.png", height=20, width=30)
-    np.testing.assert_array_equal(np.stack(read), np.stack(pictures))
+    np.testing.assert_array_equal(np.stack(read_sheet(tmp_path / "sheet.png", height=20, width=30)), np.stack(pictures))
     with pytest.raises(UserError, match="holds no pictures of 31 x 20"):
         read_sheet(tmp_path / "sheet.png", height=20, width=31)
