@@ -159,7 +159,7 @@ def test_right_labels_are_no_news(index: Index, caplog: pytest.LogCaptureFixture
         ),
         (
             "20 of 20 hands .* beside their boxes",
-            {"keypoints_px": lambda points_px: points_px + 12, "xyz_m": lambda xyz_m: xyz_m * np.nan},
+            {"keypoints_px": lambda points_px: 0.3 * (points_px - 32) + 44, "xyz_m": lambda xyz_m: xyz_m * np.nan},
         ),
         (
             "20 of 20 hands .* beside their boxes",
