@@ -103,13 +103,14 @@ def sizes_that_differ(tables: Tables) -> Masks:
 
 
 def cameras_of_other_sizes(tables: Tables, most: float = 0.2) -> Masks:
-    """All images, if neither their cameras nor their hands have the centre of the images.
+    """All images, if neither their cameras nor their hands have the centre of the images, by joints and by extent.
 
     The image of a whole camera has the camera's centre in its middle, and a cropped one the hand's: their medians are
     usually within `most` of half the image's sides.
     """
-    known, size_px = known_sizes(tables["size_px"]), tables["size_px"][:, None]
-    centres = [points[known] / size_px[known] for points in (tables["K"][:, None, :2, 2], tables["keypoints_px"])]
+    size_px, points_px, known = tables["size_px"][:, None], tables["keypoints_px"], known_sizes(tables["size_px"])
+    middle_px = (np.fmin.reduce(points_px, axis=1) + np.fmax.reduce(points_px, axis=1))[:, None] / 2
+    centres = [points[known] / size_px[known] for points in (tables["K"][:, None, :2, 2], points_px, middle_px)]
     wrong = not any(np.isnan(points).all() for points in centres) and all(
         np.abs(2 * np.nanmedian(points, axis=(0, 1)) - 1).max() > most for points in centres
     )
@@ -458,7 +459,7 @@ RULES = (
     Rule(
         keypoints_off_their_boxes,
         ("keypoints_px", "box_px"),
-        "hands have keypoints far from their boxes, in a fifth of them, or several at one place",
+        "hands have keypoints far from their boxes or at one place, or fill less than a fifth of the box",
         "Expected boxes around hands and keypoints, x before y, in pixels of the image as displayed, not fractions. "
         "Are cameras of images of another size, or in millimetres? "
         "Are keypoints at 0, 0 or -1, -1 not labelled? Leave out the hand.",

@@ -204,8 +204,8 @@ def _numbers(row: _Row, label: str) -> FloatArray:
     values = as_numbers(cells)
     if values is None or not (np.abs(values) < 1e7).all():  # landmarks lie in the image or near it
         raise UserError(
-            f"{row.place}: {str(list(cells))[:80]}; expected {len(cells)} numbers in {columns[0]} to {columns[-1]}. "
-            "Mend it."
+            f"{row.place}: {str(list(cells))[:80]}; expected {len(cells)} numbers in {columns[0]} to {columns[-1]}, or "
+            "none. Mend it."
         )
     return values.astype(np.float32)
 

@@ -38,7 +38,7 @@ _MMPOSE = {
 
 _OF_A_HAND = ("image_id", "category_id", "bbox", "keypoints", "iscrowd")
 _HAND = re.compile("hand|left|right", re.IGNORECASE)
-_BOTH = re.compile("left.*right|right.*left", re.IGNORECASE)
+_BOTH = re.compile("left.*(?<!up)right|(?<!up)right.*left", re.IGNORECASE)
 
 
 def load_coco(config: DataConfig) -> Index:
@@ -191,7 +191,11 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
     if not any("left" in name.lower() for name in categories) and (
         len(used) > 1 or any("left" in repr(entry).lower() for entry in annotations)
     ):
-        log.warning("%s: hands of several kinds, and no category is named left, so all are right hands", file)
+        log.warning(
+            "%s: no category is named left, so all hands are right ones; but there are several categories, or 'left' "
+            "stands elsewhere in annotations",
+            file,
+        )
     first = np.unique([hash(repr(list(map(entry.get, _OF_A_HAND)))) for entry in annotations], return_index=True)[1]
     if len(first) < len(annotations):
         log.warning("%s: %d annotations repeat others, and are left out", file, len(annotations) - len(first))

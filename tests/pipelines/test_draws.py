@@ -125,8 +125,7 @@ def test_draws_of_the_study_stay_within_their_bounds() -> None:
     assert 0.3 <= side.min() < 0.31
     assert 0.89 < side.max() <= 0.9
     for center in (Draw.CROP_X_FRAC, Draw.CROP_Y_FRAC):
-        reach = (np.abs(table[:, center]) + side / 2).max()  # from the centre of the canonical view to the crop's edge
-        assert 0.499 < reach <= 0.5 + 1e-6
+        assert 0.499 < (np.abs(table[:, center]) + side / 2).max() <= 0.5 + 1e-6
 
 
 def test_one_factor_scales_hue_and_saturation_and_a_margin_is_the_reciprocal_magnification() -> None:

@@ -169,7 +169,8 @@ def test_right_labels_are_no_news(index: Index, caplog: pytest.LogCaptureFixture
             "20 of 20 cameras and hands are far from the middle",
             {
                 "K": lambda cameras: cameras + 4.6 * np.eye(3)[2] * [[1], [1], [0]],
-                "keypoints_px": lambda points_px: points_px - points_px.mean(axis=(0, 1)) + 36.6,
+                "keypoints_px": lambda points_px: points_px - points_px.mean(axis=(0, 1)) + 42,
+                "xyz_m": lambda xyz_m: xyz_m * np.nan,
             },
         ),
     ],
@@ -179,6 +180,18 @@ def test_what_may_be_right_is_only_doubted(
 ) -> None:
     validate(replace(changed(index, range(COUNT), **changes), group=np.arange(COUNT)))
     assert re.search(message, caplog.text)
+
+
+def test_one_cropped_hand_is_in_the_middle_of_its_image(index: Index) -> None:
+    """Wherever most of its joints are."""
+    points_px = np.repeat([[10.0, 10.0], [54.0, 54.0]], [20, 1], axis=0)[None]
+    tables = {
+        "size_px": np.full((1, 2), 64.0),
+        "K": index.targets["K"][:1] + 20 * np.eye(3)[2],
+        "keypoints_px": points_px,
+    }
+    assert not rules.cameras_off_centre(tables)[1].any()
+    assert rules.cameras_off_centre({**tables, "keypoints_px": points_px + 8})[1].any()
 
 
 def test_left_hands_are_bent_as_their_mirror_images(index: Index, caplog: pytest.LogCaptureFixture) -> None:

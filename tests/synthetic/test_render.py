@@ -122,8 +122,7 @@ def test_pixels_are_corner_based() -> None:
     found = np.array([(coverage.sum(0) * pixel).sum(), (coverage.sum(1) * pixel).sum()]) / coverage.sum()
     # Outlines have four samples per pixel, hence the tolerance; a frame with centres at whole numbers is off by 0.5.
     np.testing.assert_allclose(found, target, atol=0.1)
-    radius_px = np.sqrt(coverage.sum() / np.pi)
-    assert abs(radius_px - 500 * (0.012 + HIT_M) / 0.6) < 0.1
+    assert abs(np.sqrt(coverage.sum() / np.pi) - 500 * (0.012 + HIT_M) / 0.6) < 0.1
     # The nearest point of the ball.
     assert abs(picture.depth_m[91, 130] - (0.6 - 0.012 - HIT_M)) < 0.001
 
@@ -136,8 +135,7 @@ def test_edges_are_antialiased_across_and_down(upright: bool) -> None:
     # A rod 20.5 pixels thick: from a quarter before a pixel to a quarter into one.
     rod = one_capsule(centre - axis, centre + axis, 10.25 * 0.6 / 500 - HIT_M)
     picture = render(rod, hand.paint, 1.0, CAMERA, SIDE_PX)
-    thickness_px = coverage_of(picture).sum(axis=1 if upright else 0)[102:122]
-    np.testing.assert_allclose(thickness_px, 20.5, atol=0.01)
+    np.testing.assert_allclose(coverage_of(picture).sum(axis=1 if upright else 0)[102:122], 20.5, atol=0.01)
 
 
 def test_the_nearer_part_hides_the_farther() -> None:

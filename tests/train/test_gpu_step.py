@@ -65,8 +65,7 @@ def assert_close(ours: StepResult, theirs: StepResult, *, loss: float, embedding
     """Losses within an absolute, embeddings within a relative bound on their largest number."""
     assert math.isfinite(float(ours.loss))
     assert abs(float(ours.loss) - float(theirs.loss)) <= loss
-    difference = (ours.embeddings - theirs.embeddings).abs().max()
-    assert float(difference) <= embeddings * float(theirs.embeddings.abs().max())
+    assert float((ours.embeddings - theirs.embeddings).abs().max()) <= embeddings * float(theirs.embeddings.abs().max())
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # inductor's advice, against this test's intent

@@ -74,8 +74,12 @@ def pack(
         OSError: `out` cannot be written to.
     """
     out = Path(os.path.realpath(out))  # a link stays, and its folder is written
-    if out.is_file() or (out.is_dir() and (any(out.iterdir()) or out.is_mount() or out == Path.cwd())):
-        raise UserError(f"{out} is not empty, the working folder or a mount: name a new folder for the tar files")
+    if (out.exists() and not out.is_dir()) or (
+        out.is_dir() and (any(out.iterdir()) or out.is_mount() or out == Path.cwd())
+    ):
+        raise UserError(
+            f"{out} is not empty, the working folder or a mount, or is a file: name a new folder for the tar files"
+        )
     unfinished = out.with_name(f"{out.name}.unfinished")
     for path in unfinished.glob("*"):
         if not re.fullmatch(rf"shard-\d+\.tar|index\.npz(\..*\.part)?|{_LOCK}", path.name):

@@ -15,8 +15,7 @@ from peclr_dali.pipelines.sources.shards.tar_index import TarIndex
 _WAITS_S = (0.0, 0.2, 1.0, 3.0)
 """Seconds before each attempt to read from an address. fsspec's own attempts come on top."""
 
-MOST_IN_A_ROW = 64
-"""Images that fail one after the other before the server is at fault, and not they."""
+MOST_IN_A_ROW = 64  # images that fail one after the other before the server is at fault, and not they
 
 PATIENCE_S = 10.0
 """After it, a line says that a server has not answered."""

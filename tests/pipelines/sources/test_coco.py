@@ -161,7 +161,7 @@ def test_categories_have_orders_and_names_of_their_own_and_left_hands_are_mirror
     content["categories"][0]["name"] = "hand_L"
     (root / ANNOTATIONS).write_text(json.dumps(content))
     assert not load_coco(DataConfig("coco", str(root))).mirrored.any()
-    assert "hands of several kinds, and no category is named left, so all are right hands" in caplog.text
+    assert "no category is named left, so all hands are right ones; but there are several" in caplog.text
     changed(root, category_id=2)
     assert_refused(DataConfig("coco", str(root)), "the name of a category is 'cup', others say hand, left or right")
 
@@ -188,7 +188,7 @@ def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> Non
             "annotations.json: 20 hands, 0 of them left, in 20 of 20 images; 20 annotations",
         ),
         ("images", {"file_name": "./images/001.jpg"}, "several of its 20 images have the same file_name"),
-        ("annotations", {"attributes": {"side": "Left"}}, "no category is named left, so all are right hands"),
+        ("annotations", {"attributes": {"side": "Left"}}, "no category is named left, so all hands are right ones"),
         ("annotations", {"keypoints": [9, 9, 0] * 3 + [9, 9, 2] * 18}, "3 keypoints have v = 0 and a place, or"),
         ("annotations", {"keypoints": [9, 9, -0.2] * 4 + [9, 9, 1] * 17}, "4 keypoints have v = 0 and a place, or"),
     ],
