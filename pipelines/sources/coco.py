@@ -189,11 +189,11 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
             "alone. Remove its annotations, or rename it."
         )
     if not any("left" in name.lower() for name in categories) and (
-        len(used) > 1 or any("left" in repr(entry).lower() for entry in annotations)
+        len(used) > 1 or any("left" in repr(entry).lower() for entry in [*annotations, *content.get("categories", [])])
     ):
         log.warning(
             "%s: no category is named left, so all hands are right ones; but there are several categories, or 'left' "
-            "stands elsewhere in annotations",
+            "stands elsewhere in the file",
             file,
         )
     first = np.unique([hash(repr(list(map(entry.get, _OF_A_HAND)))) for entry in annotations], return_index=True)[1]

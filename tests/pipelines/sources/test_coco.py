@@ -188,6 +188,7 @@ def test_corners_in_place_of_width_and_height_end_in_one_line(root: Path) -> Non
             "annotations.json: 20 hands, 0 of them left, in 20 of 20 images; 20 annotations",
         ),
         ("images", {"file_name": "./images/001.jpg"}, "several of its 20 images have the same file_name"),
+        ("categories", {"supercategory": "left"}, "or 'left' stands elsewhere in the file"),
         ("annotations", {"attributes": {"side": "Left"}}, "no category is named left, so all hands are right ones"),
         ("annotations", {"keypoints": [9, 9, 0] * 3 + [9, 9, 2] * 18}, "3 keypoints have v = 0 and a place, or"),
         ("annotations", {"keypoints": [9, 9, -0.2] * 4 + [9, 9, 1] * 17}, "4 keypoints have v = 0 and a place, or"),
