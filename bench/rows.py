@@ -62,7 +62,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 def append_new(file: Path, row: Row) -> None:
     """Add a row and this machine to a file, unless the file has the row, of whatever machine."""
     entry = json.loads(json.dumps(row, default=np.ndarray.tolist))
-    if not any({**entry, "machine": row["machine"]} == row for row in (read_rows(file) if file.exists() else [])):
+    recorded = read_rows(file) if file.exists() else []
+    if not any({**entry, "machine": known["machine"]} == known for known in recorded):
         append(file, {**entry, "machine": describe_machine()})
 
 

@@ -131,9 +131,8 @@ class RootRefinement(nn.Module):
 
     def forward(self, normalized: Tensor, relative_depth: Tensor, root_depth: Tensor) -> Tensor:
         """(N, K, 2), (N, K), (N,) -> (N,), the correction; the X of mirrored views is negated."""
-        correction: Tensor = self.zroot_ref(  # (N, 3 K + 1) -> (N, 1)
-            torch.cat([relative_depth, normalized.flatten(1), root_depth[:, None]], dim=1)
-        )
+        features = torch.cat([relative_depth, normalized.flatten(1), root_depth[:, None]], dim=1)  # (N, 3 K + 1)
+        correction: Tensor = self.zroot_ref(features)
         return correction.squeeze(1)
 
 

@@ -19,8 +19,8 @@ def make_batch(files: Files, samples: Sequence[int]) -> Tensor:
     side_px, draws = files.side_px, draw(2, len(samples))
     views = shared_views(len(samples), side_px)
     matrices = opencv_matrices(files.boxes_px[samples], draws, side_px)
-    levels = np.stack([draws.hue, draws.saturation, draws.value], axis=-1)[..., None, None, :] * np.arange(256)[:, None]
-    # (2, N, 1, 256, 3), of OpenCV's 8-bit HSV
+    factors = np.stack([draws.hue, draws.saturation, draws.value], axis=-1)[..., None, None, :]
+    levels = np.arange(256)[:, None] * factors  # (2, N, 1, 256, 3), of OpenCV's 8-bit HSV
     levels[..., 2] += 255 * draws.value_shift[..., None, None]
     tables = np.rint(levels).clip(0, 255).astype(np.uint8)
     for number, sample in enumerate(samples):

@@ -188,8 +188,8 @@ _open: Any = types.ExternalFunction("open", types.int32(types.intp, types.int32)
 _read: Any = types.ExternalFunction("read", types.intp(types.int32, types.intp, types.uintp))
 _close: Any = types.ExternalFunction("close", types.int32(types.int32))
 
+# Flags to open a file without waiting: a pipe without a writer would block.
 _HOW = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-"""Flags to open a file without waiting: a pipe without a writer would block."""
 
 
 def read_sound_jpegs(paths: Sequence[str]) -> list[ImageFile | None]:

@@ -8,8 +8,8 @@ import numpy as np
 from peclr_dali.pipelines.files.image_file import BadImage, ImageFile, read_orientation, require_pixels
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
+# Colour type -> channels, and their possible depths in bits.
 _PNG_KINDS = {0: (1, (1, 2, 4, 8, 16)), 2: (3, (8, 16)), 3: (1, (1, 2, 4, 8)), 4: (2, (8, 16)), 6: (4, (8, 16))}
-"""Colour type -> channels, and their possible depths in bits."""
 
 
 def check_png(data: bytes) -> ImageFile:

@@ -81,7 +81,8 @@ class FileDecoder:
         raise_if_no_memory(error)
         (file,) = chunk.files
         grey = np.full((*file.size_px, 3), 128, np.uint8)  # takes as much memory
-        if (again := self.error(replace(chunk, files=[file._replace(encoded=cv2.imencode(".jpg", grey)[1])]))) is None:
+        sound = replace(chunk, files=[file._replace(encoded=cv2.imencode(".jpg", grey)[1])])
+        if (again := self.error(sound)) is None:
             return False
         raise_if_no_memory(again)
         raise UserError(

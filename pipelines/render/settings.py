@@ -19,8 +19,8 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.views.augmentation import GeometryConfig
 from peclr_dali.pipelines.views.plan import LEAST_PIXELS, MAX_HALVINGS, most_halvings
 
+# Largest size of a chunk's decoded images, in bytes. A few chunks are in memory at once.
 _CHUNK_BYTES = 2**28
-"""Largest size of a chunk's decoded images, in bytes. A few chunks are in memory at once."""
 
 _MOST = 256  # largest number of samples in a chunk, if none is configured
 

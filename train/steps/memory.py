@@ -7,8 +7,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from peclr_dali.train.distributed.world import World
 
+# torch allocates a multiple of this on a GPU (kMinBlockSize of its caching allocator).
 _BLOCK_BYTES = 512
-"""torch allocates a multiple of this on a GPU (kMinBlockSize of its caching allocator)."""
 
 HEADROOM_BYTES = 3 * 2**29
 """Of a GPU, left to what is not counted: DALI, the libraries' kernels and workspaces, gaps between blocks."""

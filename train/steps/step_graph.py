@@ -13,8 +13,8 @@ from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.steps.exact import ExactStep, StepResult
 
+# Calls before the recording. In them memory is measured, kernels are chosen, and networks compiled.
 _WARM_UP_CALLS = 2
-"""Calls before the recording. In them memory is measured, kernels are chosen, and networks compiled."""
 
 
 class _Recorder(World):

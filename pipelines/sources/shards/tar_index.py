@@ -124,8 +124,8 @@ def parse_index(data: bytes, origin: str) -> TarIndex:
 
 _END_BYTES = 2 * tarfile.BLOCKSIZE  # zeros that end an archive, unless more of them fill its last record
 
+# Sizes of records: of tar, unless `tar -b` says otherwise, and usual others.
 _RECORDS_BYTES = (tarfile.RECORDSIZE, 2 * tarfile.RECORDSIZE, *(2**power for power in range(10, 21)))
-"""Sizes of records: of tar, unless `tar -b` says otherwise, and usual others."""
 
 
 def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
@@ -176,8 +176,8 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
     return [(name.encode(errors="surrogateescape"), *place) for name, place in members.items() if _is_image(name)]
 
 
+# Hidden files and folders, and those of the system, as in `folder.py`.
 _HIDDEN = re.compile(r"(^|/)(\.[^/.]|__MACOSX/|@eaDir/|[#@$]recycle)", re.IGNORECASE)
-"""Hidden files and folders, and those of the system, as in `folder.py`."""
 
 
 def _is_image(name: str) -> bool:

@@ -12,8 +12,8 @@ from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.index import Bytes, Store
 from peclr_dali.pipelines.sources.shards.tar_index import TarIndex
 
+# Seconds before each attempt to read from an address. fsspec's own attempts come on top.
 _WAITS_S = (0.0, 0.2, 1.0, 3.0)
-"""Seconds before each attempt to read from an address. fsspec's own attempts come on top."""
 
 MOST_IN_A_ROW = 64  # images that fail one after the other before the server is at fault, and not they
 
