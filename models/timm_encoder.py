@@ -18,8 +18,8 @@ from peclr_dali.models.network import IMAGENET_MEAN, IMAGENET_STD
 
 log = logging.getLogger(__name__)
 
+# Attributes that hold rates of dropout and stochastic depth, besides `p` and `prob` of modules named Drop.
 _RATES = ("drop_prob", "drop_rate", "attn_drop_p", "dropout")
-"""Attributes that hold rates of dropout and stochastic depth, besides `p` and `prob` of modules named Drop."""
 
 
 class TimmEncoder(Encoder):

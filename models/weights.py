@@ -19,8 +19,8 @@ State = dict[str, Tensor]
 OURS = ("encoder.resnet.", "encoder.network.")
 """What the names of an encoder's tensors begin with in a checkpoint of this project."""
 
+# torchvision's names of the modules 0, 1, ... of `nn.Sequential(*resnet.children())`.
 _CHILDREN = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
-"""torchvision's names of the modules 0, 1, ... of `nn.Sequential(*resnet.children())`."""
 
 log = logging.getLogger(__name__)
 

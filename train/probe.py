@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 _FITTED = 0.75
 _NEEDED = 8  # images, of which some are almost surely fitted to, and some measured
 _SHARE = 1 / 16  # of the images that are trained on between two probes
+# Views that pass an encoder together, whatever the number of ranks, so that a feature does not depend on it.
 _CHUNK = 64
-"""Views that pass an encoder together, whatever the number of ranks, so that a feature does not depend on it."""
 
 
 def trained_encoder(saved: Mapping[str, Any], origin: str, config: Config | FinetuneConfig) -> Encoder:

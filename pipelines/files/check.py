@@ -29,6 +29,7 @@ from peclr_dali.pipelines.files.png_webp import PNG_START, check_png, check_webp
 
 T = TypeVar("T")
 
+# Offset, bytes there, and what such a file is.
 _OTHER_KINDS = (
     (0, b"GIF8", "GIF is not read"),
     (0, b"BM", "BMP is not read"),
@@ -41,7 +42,6 @@ _OTHER_KINDS = (
     (0, b"\xff\xd8", "a JPEG that is damaged after its first bytes"),
     (0, PNG_START[:4], "a PNG that is damaged after its first bytes"),
 )
-"""Offset, bytes there, and what such a file is."""
 
 _EXIF = np.frombuffer(b"Exif\0\0", np.uint8)
 

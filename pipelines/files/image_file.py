@@ -69,11 +69,11 @@ def size_reason(kind: str, width: object, height: object) -> str:
     return f"{kind} header says {width} x {height} pixels; only images of {MIN_PIXELS} to {MAX_PIXELS} pixels are read"
 
 
+# For orientations 1 to 8: matrix that turns directions (x, y) of the stored image into those of the upright image.
 _UPRIGHT = np.array([
     [[1, 0], [0, 1]], [[-1, 0], [0, 1]], [[-1, 0], [0, -1]], [[1, 0], [0, -1]],
     [[0, 1], [1, 0]], [[0, -1], [1, 0]], [[0, -1], [-1, 0]], [[0, 1], [-1, 0]],
 ])  # fmt: skip
-"""For orientations 1 to 8: matrix that turns directions (x, y) of the stored image into those of the upright image."""
 
 
 @cached(numba.njit, nogil=True)

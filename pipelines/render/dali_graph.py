@@ -28,8 +28,8 @@ Nearly an image of 600 x 600 pixels with halved chroma; for larger ones they gro
 1 GiB of the GPU with 64 threads, and 1 GiB of pinned memory."""
 
 
+# Share of the images for a GPU's JPEG engines, if it has them. With all, training kept fewer cores busy.
 _ENGINES_SHARE: Final = 1.0
-"""Share of the images for a GPU's JPEG engines, if it has them. With all, training kept fewer cores busy."""
 
 
 def view_pipeline(settings: Settings, augmentations: Sequence[Augmentation], chunks: Iterator[Chunk]) -> Pipeline:

@@ -84,6 +84,13 @@ def boxes_beyond_images(tables: Tables) -> Masks:
     return known_sizes(size_px) & (box_px[:, 2] > 0), beyond | (box_px[:, 2] > 20.0 * longer_px)
 
 
+def boxes_in_a_corner(tables: Tables) -> Masks:
+    """All of 8 boxes or more, if the centres are in the upper left quarters of their images, as of smaller images."""
+    box_px, size_px = tables["box_px"], tables["size_px"]
+    known = known_sizes(size_px) & (box_px[:, 2] > 0)
+    return known, np.full(len(known), known.sum() >= 8 and (2 * box_px[known, :2] < size_px[known]).all())
+
+
 def known_sizes(size_px: AnyArray) -> BoolArray:
     """Mask (N,) of the known sizes (N, 2)."""
     return np.asarray((size_px > 0).all(axis=1))
@@ -211,9 +218,12 @@ def _reference_bone_m(tables: Tables) -> DoubleArray:
     return np.asarray(np.linalg.norm(tables["xyz_m"][:, start] - tables["xyz_m"][:, end], axis=1))
 
 
+# The keypoints at both ends of each finger's bones, from the wrist on.
 _ENDS = np.arange(1, len(HAND)).reshape(5, 4)
 _STARTS = np.concatenate([np.zeros((5, 1), int), _ENDS[:, :-1]], axis=1)
-"""The keypoints at both ends of each finger's bones, from the wrist on."""
+
+# The first joints of four fingers and of the thumb, the nearest of the others' joints to each, and one farther away.
+_FIRST, _NEAR, _FAR = [0, 5, 9, 17, 1], [1, 9, 13, 13, 5], [4, 13, 17, 9, 17]
 
 
 def joints_at_one_place(tables: Tables) -> Masks:
@@ -242,24 +252,30 @@ def hands_out_of_order(tables: Tables) -> Masks:
     long = (lengths_m[..., 1:].max(axis=2) > 1.2 * lengths_m[:, [1, 1, 2, 3, 4], 0]).any(axis=1)
     reversed_ = lengths_m[:, 1:, 3].sum(axis=1) > 1.2 * lengths_m[:, 1:, 1].sum(axis=1)
     bent = (bones_m[:, :, :-1] * bones_m[:, :, 1:]).sum(axis=3) <= -0.87 * lengths_m[:, :, :-1] * lengths_m[:, :, 1:]
-    start, near, far = [0, 5, 9, 17, 1], [1, 9, 13, 13, 5], [4, 13, 17, 9, 17]
-    near_m, far_m = (np.linalg.norm(joints_m[:, start] - joints_m[:, other], axis=2) for other in (near, far))
+    near_m, far_m = (np.linalg.norm(joints_m[:, _FIRST] - joints_m[:, other], axis=2) for other in (_NEAR, _FAR))
     swapped = (near_m >= 1.1 * far_m).any(axis=1)
     folded = bent.reshape(-1, 15)[:, 1:].any(axis=1)  # not the thumb's first joint, where the way from a palm turns
     return np.isfinite(lengths_m[:, 1:]).all(axis=(1, 2)), long | reversed_ | folded | swapped
 
 
 def keypoints_out_of_order(tables: Tables) -> Masks:
-    """All of 30 hands or more without 3D joints, if bones are long beside the ways from the middle of the keypoints.
+    """All of 20 hands or more without 3D joints, if bones are long beside the ways from the middle of the keypoints.
 
     The median of the ratio is 0.80 for rendered hands and 0.79 for photographed ones, 0.93 or more if the order is
     reversed, or is "mano" or "peclr" of `skeleton.hand_rows`, or fingers begin at their tips.
+
+    Or if joints that are neighbours in a hand are far from each other in the mean: of all sets of 20 rendered hands in
+    which two fingers are swapped or the thumb is the last, of none as they are.
     """
     points_px = tables["keypoints_px"]
     bone_px = np.linalg.norm(points_px[:, _ENDS] - points_px[:, _STARTS], axis=3).mean(axis=(1, 2))
     ratio = bone_px / np.linalg.norm(points_px - points_px.mean(axis=1, keepdims=True), axis=2).mean(axis=1)
     known = np.isfinite(ratio)
-    return known, np.full(len(ratio), "xyz_m" not in tables and known.sum() >= 30 and np.median(ratio[known]) > 0.88)
+    ways_px = points_px[known][:, _FIRST, None] - points_px[known][:, np.transpose([_NEAR, _FAR])]  # (N, 5, 2, 2)
+    near_px, far_px = np.linalg.norm(ways_px, axis=3).sum(axis=0).T
+    swapped = (near_px > far_px * [0.45, 0.8, 0.8, 0.8, 1.1]).any()
+    wrong = "xyz_m" not in tables and known.sum() >= 20 and (swapped or np.median(ratio[known]) > 0.88)
+    return known, np.full(len(ratio), wrong)
 
 
 def hands_bent_back(tables: Tables) -> Masks:
@@ -425,7 +441,7 @@ RULES = (
     Rule(
         keypoints_out_of_order,
         ("keypoints_px",),
-        "hands are in a set whose bones look too long",
+        "hands are in a set whose bones look too long, or whose fingers look confused",
         "Expected the wrist, then each finger from the knuckle to the tip, the thumb first. If most hands are fists, "
         "this is right; else reorder the keypoints.",
         most=1,
@@ -455,6 +471,14 @@ RULES = (
         "boxes are mostly outside of their images",
         "Expected pixels of the image as displayed. Do they belong to images of another size, or to these before EXIF "
         "turned them?",
+    ),
+    Rule(
+        boxes_in_a_corner,
+        ("box_px", "size_px"),
+        "boxes are in a set that is in the upper left quarter of its images",
+        "Expected pixels of the image as displayed. Do they belong to smaller images, or are they in percent? If hands "
+        "are there, this is right.",
+        most=1,
     ),
     Rule(
         keypoints_off_their_boxes,

@@ -17,12 +17,12 @@ from peclr_dali.pipelines.sources.label_files.dataset_file import Entries, csv_r
 from peclr_dali.skeleton import HAND
 
 _COLUMNS = ("file", "x0", "y0", "x1", "y1")
+# The columns of what a CSV may say of a hand besides its box.
 _LABELS = {
     "keypoints_px": tuple(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy"),
     "xyz_m": tuple(f"{name}_{axis}_m" for name in HAND.keypoints for axis in "xyz"),
     "camera_px": ("fx", "fy", "cx", "cy"),
 }
-"""The columns of what a CSV may say of a hand besides its box."""
 
 _WITHOUT_BOX = ("none", "unreadable")
 _HANDS = ("left", "right", *_WITHOUT_BOX)

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 ANNOTATIONS = "annotations.json"
 """The file to read if `data.annotations` is not set."""
 
+# Names of keypoints in MMPose's datasets of hands, and ours.
 _MMPOSE = {
     f"{theirs}{number}": f"{ours}_{joint}"
     for theirs, ours in zip(
@@ -34,7 +35,6 @@ _MMPOSE = {
     )
     for number, joint in enumerate(("mcp", "pip", "dip", "tip"), start=1)
 }
-"""Names of keypoints in MMPose's datasets of hands, and ours."""
 
 _OF_A_HAND = ("image_id", "category_id", "bbox", "keypoints", "iscrowd")
 _HAND = re.compile("hand|left|right", re.IGNORECASE)

@@ -28,8 +28,8 @@ NOT_READ = (
 )  # fmt: skip
 """Endings of images that the data path cannot decode, and of videos."""
 
+# Files and folders, in small letters, that systems put among images: thumbnails and what was deleted.
 _OF_THE_SYSTEM = ["@eadir", "#recycle", "@recycle", "$recycle.bin", "__macosx", "thumbs.db"]
-"""Files and folders, in small letters, that systems put among images: thumbnails and what was deleted."""
 
 log = logging.getLogger(__name__)
 

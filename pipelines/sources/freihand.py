@@ -25,8 +25,8 @@ VERSIONS = ("gs", "hom", "sample", "auto")
 
 _POSES = 32_560  # number of training poses of the published dataset
 
+# In the name of a file of labels -> the target of `Index`, and the shape of a pose's numbers.
 _LABELS = {"K": ("K", (3, 3)), "xyz": ("xyz_m", (len(HAND), 3)), "scale": ("scale_m", ())}
-"""In the name of a file of labels -> the target of `Index`, and the shape of a pose's numbers."""
 
 
 def load_freihand(config: DataConfig) -> Index:

@@ -166,6 +166,14 @@ def test_right_labels_are_no_news(index: Index, caplog: pytest.LogCaptureFixture
             {"keypoints_px": lambda points_px: 1.6 * points_px - 19.2, "xyz_m": lambda xyz_m: xyz_m * np.nan},
         ),
         (
+            "20 of 20 boxes are in a set that is in the upper left quarter",
+            {
+                "box_px": lambda box_px: box_px * 0.45,
+                "keypoints_px": lambda points_px: points_px * 0.45,
+                "xyz_m": lambda xyz_m: xyz_m * np.nan,
+            },
+        ),
+        (
             "20 of 20 cameras and hands are far from the middle",
             {
                 "K": lambda cameras: cameras + 4.6 * np.eye(3)[2] * [[1], [1], [0]],
@@ -228,6 +236,8 @@ def test_keypoints_are_those_of_one_image(index: Index, caplog: pytest.LogCaptur
         (range(21), 0),
         (hand_rows("freihand", "mano"), 1),
         (hand_rows("freihand", "peclr"), 1),
+        ([0, *range(5, 21), *range(1, 5)], 1),
+        (np.r_[:5, 9:13, 5:9, 13:21], 1),
         ([*range(4, 0, -1), *range(8, 4, -1), *range(12, 8, -1), *range(16, 12, -1), *range(20, 16, -1), 0], 1),
     ],
 )
@@ -258,11 +268,11 @@ def test_images_of_one_size_have_that_of_the_first_and_of_their_labels(
     ("box_px", "found"),
     [
         ((32, 32, 40), None),
-        ((-5, -5, 30), None),  # a part of it shows the image
+        ((-5, -5, 30), rules.boxes_in_a_corner),  # a part of it shows the image
         ((60, 60, 30), None),
         ((75, 75, 30), rules.boxes_beyond_images),  # as of images of another size
         ((32, 32, 900), None),
-        ((6, 6, 3), None),
+        ((6, 6, 3), rules.boxes_in_a_corner),
         ((32, 32, 1.9), rules.boxes_without_pixels),
         ((-15, 32, 30), rules.boxes_without_pixels),
         ((32, 80, 30), rules.boxes_beyond_images),
@@ -280,7 +290,7 @@ def test_boxes_may_end_outside_of_their_images(
 
 
 def test_each_rule_is_tested() -> None:
-    others = {rules.sizes_that_differ, rules.cameras_of_other_sizes, rules.boxes_of_both_sides}
+    others = {rules.sizes_that_differ, rules.cameras_of_other_sizes, rules.boxes_of_both_sides, rules.boxes_in_a_corner}
     others |= {rules.keypoints_of_other_images, rules.keypoints_out_of_order, rules.scales_of_other_hands}
     others |= {rules.joints_at_one_place, rules.cameras_off_centre, rules.keypoints_of_other_boxes}
     assert {rule for rule, _ in CASES} | others == {rule.masks for rule in rules.RULES}

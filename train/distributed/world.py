@@ -25,8 +25,8 @@ AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 BUCKET_BYTES = 32 * 2**20
 
+# Seconds after the time limit in which torch's own error is expected, before `joined` ends the process.
 _GRACE_S = 20.0
-"""Seconds after the time limit in which torch's own error is expected, before `joined` ends the process."""
 
 
 @dataclass(frozen=True)

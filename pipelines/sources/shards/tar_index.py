@@ -72,11 +72,11 @@ class TarIndex:
             np.savez(file, about=np.frombuffer(about, np.uint8), allow_pickle=False, **arrays)
 
 
+# The arrays of a `TarIndex` that are no labels; see `ROWS`.
 _PLACES = {
     "tars": ((), "U"), "tar_bytes": ((), "iu"), "members": ((), "S"), "tar": ((), "iu"), "offset": ((), "iu"),
     "size": ((), "iu"),
 }  # fmt: skip
-"""The arrays of a `TarIndex` that are no labels; see `ROWS`."""
 
 
 def label_arrays(index: Index) -> dict[str, AnyArray]:
