@@ -139,6 +139,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["pack", "--index", "--set", "data.root={root}/hands", "{root}/images"],
         ["--index takes OUT and --force alone", "tar files as they are"],
     ),
+    "tar files to an address": (
+        ["pack", "--set", "data.root={root}/hands", "s3://bucket/hands"],
+        ["s3://bucket/hands is an address"],
+    ),
     "convert from a device": (["convert", "/dev/zero", "{root}/new.pth"], ["'/dev/zero' is no file", "expected"]),
 }
 

@@ -98,7 +98,7 @@ def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> B
         )
     row_of = {plain_name(name): row for row, name in enumerate(names)}
     boxes: dict[tuple[int, str | None, bytes], _Row] = {}
-    absent, repeated, boxed, has_hands = list[str](), 0, set[int](), False
+    absent, repeated, boxed, without, has_hands = list[str](), 0, set[int](), set[int](), False
     with dataset_file(file, "boxes as CSV, or in COCO's JSON format", "Mend it, or give the path of another file."):
         for row in read(file):
             has_hands, image = row.hand is not None, row_of.get(plain_name(row.name))
@@ -109,6 +109,8 @@ def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> B
                 hand = f"hand is {row.hand[:80]!r}" if row.hand is not None else "keypoints and no column 'hand'"
                 raise UserError(f"{row.place}: {hand}; expected {', '.join(_HANDS)} there. Mend this row.")
             if row.hand in _WITHOUT_BOX:
+                without.add(image)
+                boxed |= {image} if any(row.edges) else set()
                 continue
             edges_px, labels = _edges_px(row), {label: _numbers(row, label) for label in row.labels}
             key = (image, row.hand, edges_px.tobytes())
@@ -133,6 +135,10 @@ def read_boxes(file: Path, names: Sequence[str], *, one_hand: bool = False) -> B
         )
     if absent:
         _log.warning("%d boxes of absent images are left out, the first: %s", len(absent), absent[0])
+    if both := len(without & boxed):
+        _log.warning(
+            "%s: %d images have a box and a row with %s, which is left out", file, both, " or ".join(_WITHOUT_BOX)
+        )
     if repeated:
         _log.warning("%s: %d rows repeat a hand of a row before, and are left out", file, repeated)
     in_order = sorted(boxes, key=lambda key: key[0])

@@ -176,13 +176,13 @@ def coco_annotations(file: Path, content: Any) -> Iterator[tuple[str, dict[str, 
     if len({plain_name(str(image.get("file_name"))) for image in images}) < len(images):
         log.warning("%s: several of its %d images have the same file_name; they are taken for one", file, len(images))
     categories = [str(category.get("name")) for category in content.get("categories", [])]
-    if both := [name for name in categories if _BOTH.search(name)]:
+    used = {plain_id(entry.get("category_id")) for entry in annotations}
+    kinds = [str(one.get("name")) for one in content.get("categories", []) if plain_id(one.get("id")) in used]
+    if both := [name for name in kinds or categories if _BOTH.search(name)]:
         raise UserError(
             f"{file}: the name of a category is {both[0][:80]!r}, with left and right; expected one of "
             "them, or neither for right hands. Make two categories of it, or rename it."
         )
-    used = {plain_id(entry.get("category_id")) for entry in annotations}
-    kinds = [str(one.get("name")) for one in content.get("categories", []) if plain_id(one.get("id")) in used]
     if 0 < len(others := [name for name in kinds if not _HAND.search(name)]) < len(kinds):
         raise UserError(
             f"{file}: the name of a category is {others[0][:80]!r}, others say hand, left or right; expected hands "

@@ -121,8 +121,8 @@ def _listed_frames(root: Path, folder: str) -> list[tuple[str, str]]:
     expected = "HO-3D's frames, a line SEQUENCE/FRAME for each, such as ABF10/0000"
     with dataset_file(root / f"{folder}.txt", expected, "Check data.root, or unpack the dataset again.") as path:
         lines = path.read_text(encoding="utf-8-sig").split()
-        if not lines:
-            raise ValueError("empty")
+        if len({*lines}) < max(1, len(lines)):
+            raise ValueError("empty, or a line twice")
         for number, line in enumerate(lines, start=1):
             if not re.fullmatch(r"[\w-]+/[\w-]+", line):
                 raise ValueError(f"line {number}: {line[:80]!r}")

@@ -154,7 +154,10 @@ def pack(
     another program, such as webdataset's; they stay as they are.
     """
     if re.match(r"\w+:/", str(out)):
-        raise UserError(f"{out} is an address: tar files are written to a folder. Name one, and copy it there later.")
+        raise UserError(
+            f"{str(out).replace(':/', '://', 1)} is an address: tar files are written to a folder. Name one, and copy "
+            "it there later."
+        )
     from peclr_dali.train.runs.log import progress_bar
 
     if index_only:

@@ -201,8 +201,8 @@ def grouped(index: Index, groups: str, data: Sequence[DataConfig] = ()) -> Index
             raise ValueError(f"no such column, or no such text for {index.paths[keys.index('') if groups else 0]}")
     except (re.error, ValueError, ZeroDivisionError) as error:
         raise UserError(
-            f"--groups {groups!r}: {error}; expected a number of images, a column of the boxes file or a regular "
-            "expression"
+            f"--groups {groups!r}: {error}; expected a number of images from 1 on, a column of the boxes file or a "
+            "regular expression"
         ) from error
     return dataclasses.replace(index, group=np.unique(keys, return_inverse=True)[1])
 

@@ -47,6 +47,8 @@ def _reason(error: Exception) -> str:
         return error.strerror or str(error)
     if isinstance(error, KeyError):
         return f"cannot be read (it has no {error})"
+    if isinstance(error, (TypeError, AttributeError)):  # Python's words say nothing of the file
+        return "cannot be read (a list, object, text, number or null is in the place of another)"
     return f"cannot be read ({in_one_line(error) if isinstance(error, ValueError) else repr(error)[:200]})"
 
 

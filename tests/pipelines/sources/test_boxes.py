@@ -26,12 +26,13 @@ b.jpg,50,10,60,30,left,0.9
 a.jpg,,,,,none,
 c.jpg,5,5,15,15,right,0.9
 b.jpg,10,10,40,20,right,0.9
-d.jpg,,,,,unreadable,
+d.jpg,1,1,9,9,unreadable,
+c.jpg,,,,,none,
 b.jpg, 50.0,10,60,30,left,0.9
 """
 COCO = {
     "images": [{"id": 7 + row, "file_name": f"{name}.jpg"} for row, name in enumerate("abcde")],
-    "categories": [{"id": 1, "name": "Left_hand"}, {"id": 2, "name": "hand"}],
+    "categories": [{"id": 1, "name": "Left_hand"}, {"id": 2, "name": "hand"}, {"id": 3, "name": "left or right"}],
     "annotations": [
         {"image_id": 8, "category_id": 1, "bbox": [50, 10, 10, 20]},
         {"image_id": 9, "category_id": 2, "bbox": [5, 5, 10, 10]},
@@ -70,7 +71,11 @@ def test_each_hand_is_a_sample_and_the_rest_is_left_out(
     assert index.mirrored.tolist() == [True, False, False]
     assert index.groups[0] == index.groups[1] != index.groups[2]  # the hands of an image stay together in subsets
     assert [record.message for record in caplog.records] == [
-        *[f"{boxes}: 1 rows repeat a hand of a row before, and are left out"] * (form == "csv"),
+        *[
+            f"{boxes}: 2 images have a box and a row with none or unreadable, which is left out",
+            f"{boxes}: 1 rows repeat a hand of a row before, and are left out",
+        ]
+        * (form == "csv"),
         f"{boxes}: 3 hands, 1 of them left, in 2 of 5 images; images without a hand are left out",
     ]
     margin = load_index(DataConfig("folder", str(root), box=str(boxes), box_margin=2.0))
@@ -227,7 +232,7 @@ PLAIN = "file,x0,y0,x1,y1\n"
         (
             "b.json",
             json.dumps(COCO).replace('"category_id": 2,', '"a": 2,'),
-            "annotation 1: none of the 2 categories has the id 'None'",
+            "annotation 1: none of the 3 categories has the id 'None'",
         ),
         ("b.json", json.dumps(COCO).replace('"id": 2', '"id": 1'), "several categories have the same id"),
         ("b.json", json.dumps(COCO).replace('"hand"', '"cup"'), "a category is 'cup', others say hand, left or right"),

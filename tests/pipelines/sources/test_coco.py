@@ -209,7 +209,7 @@ def test_a_doubtful_entry_is_warned_of(
         (None, "No such file or directory; expected keypoints in COCO's JSON format. Check data.root"),
         ('{"images": [1], "images": []}', r"cannot be read \(a key comes twice among \['images', 'images'\]\)"),
         ("{", "cannot be read .*; expected keypoints in COCO's JSON format.* mend the file"),
-        ("[]", "TypeError.*; expected keypoints in COCO's JSON format"),
+        ("[]", "a list, object.* of another.*; expected keypoints in COCO's JSON format"),
         (
             json.dumps({"images": [], "annotations": [], "categories": [{"keypoints": HAND.keypoints}]}),
             "no annotation has a keypoint with v > 0; expected hands",

@@ -174,6 +174,7 @@ def meta(**change: Any) -> Any:
     [
         (lambda root: root.rename(root.parent / "gone"), r"train\.txt: No such file .*expected HO-3D's frames"),
         (lambda root: (root / "train.txt").write_text("ABF10/0000\nx\n"), r"train\.txt: .*\(line 2: 'x'\); expected"),
+        (lambda root: (root / "train.txt").write_text("A/0\n" * 2), r"train\.txt: .*\(empty, or a line twice\)"),
         (lambda root: (root / "train.txt").write_text("../a/b\n"), r"line 1: '\.\./a/b'\); expected"),
         (lambda root: (root / "train").rename(root / "training"), r"none of 10 images exists; the first would be"),
         (lambda root: (root / "train/MC1/meta/0001.pkl").unlink(), r"0001\.pkl: No such file.*; expected a pickled"),
