@@ -4,6 +4,7 @@ The structure of every file is checked before, but a bug in the decoder may stil
 process of its own. When images do not decode, or end the process, their halves are tried, until one image is left.
 """
 
+import logging
 import multiprocessing
 import os
 import resource
@@ -30,6 +31,8 @@ from peclr_dali.pipelines.samples.index import Index
 from peclr_dali.pipelines.samples.rules import find_faults
 from peclr_dali.pipelines.sources import write_bad_list
 from peclr_dali.pipelines.views.plan import Chunk
+
+log = logging.getLogger(__name__)
 
 DOES_NOT_DECODE = "its compressed data does not decode"
 ENDS_THE_DECODER = "ends the decoder's process, or keeps it busy for minutes"
@@ -122,6 +125,9 @@ def check_data(
                     reasons[some[0]].append(damage)
             progress(first + len(chunk), len(paths))
     for fault in find_faults(index, size_px):
+        if fault.rule.most == 1:  # may be right
+            log.warning("%s They are not listed", fault)
+            continue
         for row in fault.rows.tolist():
             reasons[index.paths[row]].append(f"{fault.numbers(row)}: {fault.found}")
     listed = {path: "; ".join(reasons[path]) for path in paths if path in reasons}

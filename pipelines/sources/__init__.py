@@ -63,7 +63,8 @@ def read_source(config: DataConfig) -> Index:
             "Pack the data with 'python cli.py pack', copy the shards there, and set data.source = 'shards'."
         )
     try:
-        index: Index = pkgutil.resolve_name(f"{__name__}.{config.source}:load_{config.source}")(config)
+        with np.errstate(over="ignore", invalid="ignore"):  # labels may be any numbers, which the rules judge
+            index: Index = pkgutil.resolve_name(f"{__name__}.{config.source}:load_{config.source}")(config)
     except OSError as error:
         raise UserError(
             f"{error.filename or config.root}: {error.strerror or error}. Check the path and its permissions"

@@ -226,7 +226,7 @@ def refuse_corners(file: Path, edges_px: DoubleArray, index: Index) -> None:
     size_px, low, high = image_sizes_px(index.read, rows)[:, ::-1], edges_px[rows, :2], edges_px[rows, 2:]
     other = np.abs(index.tables["labelled_size_px"][rows] - size_px) > 0  # another fault
     known = ((size_px > 0) & np.isfinite(low) & ~other).all(axis=1)
-    outside = (high > size_px).any(axis=1)
+    outside = (high > size_px + 1).any(axis=1)  # of a whole image that is counted from 1, by one
     corners = ((high > 2 * low) & (high - low <= size_px)).all(axis=1)
     if 2 * (outside & corners & known).sum() > max(1, known.sum()):
         raise UserError(

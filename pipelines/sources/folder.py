@@ -123,7 +123,8 @@ def stored_images(root: Path, stems: Sequence[str]) -> list[str | None]:
     stored = [next((stem + ending for ending in ENDINGS if stem + ending in listed), None) for stem in stems]
     if not any(stored):
         raise UserError(
-            f"{root}: none of {len(stems)} images exists; the first would be {stems[0]}.png (or .jpg). Unpack or fetch "
-            "them again, or check data.root."
+            f"{root}: none of {len(stems)} images exists"
+            f"{''.join(f'; the first would be {stem}.png (or .jpg)' for stem in stems[:1])}. Unpack or fetch them "
+            "again, or check data.root."
         )
     return stored

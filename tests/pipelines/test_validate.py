@@ -166,7 +166,7 @@ def test_right_labels_are_no_news(index: Index, caplog: pytest.LogCaptureFixture
             {"keypoints_px": lambda points_px: 1.6 * points_px - 19.2, "xyz_m": lambda xyz_m: xyz_m * np.nan},
         ),
         (
-            "20 of 20 boxes are in a set that is in the upper left quarter",
+            "20 of 20 boxes are in a set that is in the upper left",
             {
                 "box_px": lambda box_px: box_px * 0.45,
                 "keypoints_px": lambda points_px: points_px * 0.45,
