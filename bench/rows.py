@@ -62,8 +62,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 def append_new(file: Path, row: Row) -> None:
     """Add a row and this machine to a file, unless the file has the row, of whatever machine."""
     entry = json.loads(json.dumps(row, default=np.ndarray.tolist))
-    recorded = read_rows(file) if file.exists() else []
-    if not any({**entry, "machine": known["machine"]} == known for known in recorded):
+    if not file.exists() or all({**entry, "machine": known["machine"]} != known for known in read_rows(file)):
         append(file, {**entry, "machine": describe_machine()})
 
 

@@ -9,13 +9,13 @@ import sys
 import threading
 from types import FrameType
 
+# Functions, by file, in whose midst no exception may come: it would leave a lock taken for ever, or free it twice; a
+# process that is half started prints a traceback.
 _UNDIVIDED = {
     threading.__file__: {"__enter__", "__exit__", "_acquire_restore", "_release_save"},
     multiprocessing.process.__file__: {"start"},
     concurrent.futures.process.__file__: {"submit"},
 }
-"""Functions, by file, in whose midst no exception may come: it would leave a lock taken for ever, or free it twice; a
-process that is half started prints a traceback."""
 _HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 

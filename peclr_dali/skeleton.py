@@ -33,9 +33,9 @@ THUMB_IN_ANATOMY: Final = {"thumb_mcp": "thumb_cmc", "thumb_pip": "thumb_mcp", "
 """Anatomy's names of the joints of the thumb, which files of annotations may have."""
 
 FINGERS: Final = ("thumb", "index", "middle", "ring", "little")
+# Joints of each finger, from the palm outward. The thumb's have the same names here; in anatomy they are cmc, mcp, ip,
+# tip.
 _JOINTS: Final = ("mcp", "pip", "dip", "tip")
-"""Joints of each finger, from the palm outward. The thumb's have the same names here; in anatomy they are cmc, mcp, ip,
-tip."""
 _FINGER_COLOURS: Final = ((255, 92, 92), (255, 190, 60), (110, 220, 90), (70, 170, 255), (205, 120, 255))
 
 HAND: Final = Skeleton(

@@ -116,9 +116,9 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
 
 @pytest.mark.slow
 def test_a_backend_of_matplotlib_for_notebooks_changes_nothing(tmp_path: Path) -> None:
-    backend = "module://matplotlib_inline.backend_inline"
     call = subprocess.run(
-        [sys.executable, ROOT / "cli.py", "report", tmp_path], env={**os.environ, "MPLBACKEND": backend},
+        [sys.executable, ROOT / "cli.py", "report", tmp_path],
+        env={**os.environ, "MPLBACKEND": "module://matplotlib_inline.backend_inline"},
         capture_output=True, check=False, text=True,
     )  # fmt: skip
     assert (call.returncode, call.stderr.partition(":")[0]) == (2, "error"), call.stderr
@@ -134,6 +134,12 @@ KILL = "os.kill(os.getpid(), signal.{})"
         ("click.py", KILL, signal.SIGINT),
         ("sitecustomize.py", f"import atexit\natexit.register(lambda: {KILL})", signal.SIGINT),
         ("sitecustomize.py", f"import atexit\natexit.register(lambda: {KILL})", signal.SIGUSR1),
+        (
+            "click.py",  # the second of a run that waits
+            "from peclr_dali.train.distributed.interrupt import StopSignals as Stop\n"
+            "with Stop(alone=True):\n [signal.raise_signal(signal.{}) for _ in range(2)]\n while True: pass",
+            signal.SIGINT,
+        ),
     ],
 )
 def test_a_signal_during_the_imports_or_pythons_end_is_silent(

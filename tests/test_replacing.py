@@ -76,7 +76,9 @@ def test_pack_does_not_take_a_folder_of_somebody_else_for_its_own(
     words = ["pack", *(word.format(root=root) for word in DATA), str(tmp_path / "hands")]
     assert f"{thesis}: 'pack' would replace this folder" in refusal(capsys, *words)
     assert thesis.read_text() == "mine"
-    thesis.rename(thesis.with_name("shard-000000.tar"))  # as a call that was killed leaves it
+    shard = thesis.rename(thesis.with_name("shard-000000.tar"))
+    assert f"{shard}: 'pack' would replace this folder" in refusal(capsys, *words)
+    shard.with_name("process.lock").touch()  # as a call that was killed leaves it
     assert run_cli(*words) == 0
 
 

@@ -106,8 +106,7 @@ def features_of_rows(
 
     def read(batch: Batch) -> Sequence[Tensor]:
         image = batch.views[0].image
-        features = image.flatten(1) if encoder is None else encoder(normalize(image))
-        return features.float(), image.permute(0, 2, 3, 1)
+        return (image.flatten(1) if encoder is None else encoder(normalize(image))).float(), image.permute(0, 2, 3, 1)
 
     places, (features, views) = of_canonical_views(read, index, rows, config, world, progress)
     return places.numpy(), features.numpy(), views.numpy()

@@ -24,9 +24,9 @@ _CHUNK_BYTES = 2**28
 
 _MOST = 256  # largest number of samples in a chunk, if none is configured
 
+# Most threads if DALI decodes on a GPU and no number is configured. The GPU makes the pixels. The threads read files
+# and undo their Huffman code, and DALI gives each its own buffers, on the GPU and in pinned memory.
 _MOST_THREADS_ON_GPU = 16
-"""Most threads if DALI decodes on a GPU and no number is configured. The GPU makes the pixels. The threads read files
-and undo their Huffman code, and DALI gives each its own buffers, on the GPU and in pinned memory."""
 
 # Compute capabilities of the GPUs with engines that decode JPEGs beside the cores: A100, H100 and H200, B200.
 _WITH_JPEG_ENGINES = ((8, 0), (9, 0), (10, 0))

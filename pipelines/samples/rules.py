@@ -138,11 +138,11 @@ def cameras_off_centre(tables: Tables) -> Masks:
     return cameras_of_other_sizes(tables, OFF_CENTRE)
 
 
-FOCAL_PX = (10.0, 1e5)
-"""Smallest and largest focal length of a camera."""
+# Smallest and largest focal length of a camera.
+_FOCAL_PX = (10.0, 1e5)
 
 CAMERA = (
-    f"focal lengths of {FOCAL_PX[0]:g} to {FOCAL_PX[1]:.0f} px, ten times the skew or more and neither twice the "
+    f"focal lengths of {_FOCAL_PX[0]:g} to {_FOCAL_PX[1]:.0f} px, ten times the skew or more and neither twice the "
     "other, and a last row of 0, 0, 1"
 )
 """What a camera is, in words."""
@@ -151,8 +151,8 @@ CAMERA = (
 def are_cameras(cameras: AnyArray) -> BoolArray:
     """Mask (N,) of the matrices (N, 3, 3) that are a camera's, in pixels, see `CAMERA`."""
     focal_px, skew_px = cameras[:, [0, 1], [0, 1]], np.abs(cameras[:, [0, 1], [1, 0]])
-    least_px = np.fmax(FOCAL_PX[0], np.fmax(10 * skew_px, focal_px[:, ::-1] / 2))
-    in_range = (focal_px >= least_px) & (focal_px <= FOCAL_PX[1])
+    least_px = np.fmax(_FOCAL_PX[0], np.fmax(10 * skew_px, focal_px[:, ::-1] / 2))
+    in_range = (focal_px >= least_px) & (focal_px <= _FOCAL_PX[1])
     return np.asarray(
         in_range.all(axis=1)
         & (np.abs(cameras[:, :2]) < 1e6).all(axis=(1, 2))
@@ -179,27 +179,27 @@ def cameras_beside_boxes(tables: Tables) -> Masks:
     return (box_px[:, 2] > 0) & ~np.isnan(tangent).any(axis=1), (tangent > 2.0).any(axis=1)
 
 
-FARTHEST_M = 20.0
-"""Largest distance of a hand in metres."""
+# Largest distance of a hand in metres.
+_FARTHEST_M = 20.0
 
 
 def joints_out_of_sight(tables: Tables) -> Masks:
     """Hands with a joint behind the camera, or too far from it."""
     depth_m = tables["xyz_m"][..., 2]
-    return joints_are_known(tables), np.asarray(((depth_m <= 0) | (depth_m > FARTHEST_M)).any(axis=1))
+    return joints_are_known(tables), np.asarray(((depth_m <= 0) | (depth_m > _FARTHEST_M)).any(axis=1))
 
 
-BONE_M = (0.002, 1.0)
-"""Smallest and largest length of the reference bone in metres, where only that is known."""
+# Smallest and largest length of the reference bone in metres, where only that is known.
+_BONE_M = (0.002, 1.0)
 
-HAND_BONE_M = (0.01, 0.12)
-"""The same of a hand with joints; adults have 0.03 to 0.06."""
+# The same of a hand with joints; adults have 0.03 to 0.06.
+_HAND_BONE_M = (0.01, 0.12)
 
 
 def scales_of_no_bone(tables: Tables) -> Masks:
     """Lengths of the reference bone that cannot be metres, or differ by half from that of the joints."""
     scale_m = tables["scale_m"]
-    wrong: BoolArray = (scale_m > BONE_M[1]) | ((scale_m < BONE_M[0]) & (scale_m > 0))
+    wrong: BoolArray = (scale_m > _BONE_M[1]) | ((scale_m < _BONE_M[0]) & (scale_m > 0))
     if "xyz_m" in tables:
         bone_m = _reference_bone_m(tables)
         wrong |= (scale_m > 1.5 * bone_m) | (1.5 * scale_m < bone_m)
@@ -215,7 +215,7 @@ def scales_of_other_hands(tables: Tables) -> Masks:
 def joints_of_no_hand(tables: Tables) -> Masks:
     """Hands whose reference bone cannot be in metres."""
     bone_m = _reference_bone_m(tables)
-    return ~np.isnan(bone_m), (bone_m < HAND_BONE_M[0]) | (bone_m > HAND_BONE_M[1])
+    return ~np.isnan(bone_m), (bone_m < _HAND_BONE_M[0]) | (bone_m > _HAND_BONE_M[1])
 
 
 def _reference_bone_m(tables: Tables) -> DoubleArray:
@@ -369,7 +369,7 @@ RULES = (
     Rule(
         joints_out_of_sight,
         ("xyz_m",),
-        f"hands have joints behind the camera, or more than {FARTHEST_M:g} m from it",
+        f"hands have joints behind the camera, or more than {_FARTHEST_M:g} m from it",
         "Expected depths above 0, in metres: x right, y down, z forward from the camera. Are these millimetres or "
         "centimetres? Mend the unit.",
         most=0,
@@ -378,7 +378,7 @@ RULES = (
         scales_of_no_bone,
         ("scale_m",),
         "lengths of the reference bone are not those of the 3D joints, or no metres",
-        f"Expected labels of one set, and {BONE_M[0]:g} to {BONE_M[1]:g} m. Are these millimetres? Then divide by "
+        f"Expected labels of one set, and {_BONE_M[0]:g} to {_BONE_M[1]:g} m. Are these millimetres? Then divide by "
         "1000. Are depths missing? Else unpack the dataset again.",
         most=0,
     ),
@@ -393,7 +393,7 @@ RULES = (
         joints_of_no_hand,
         ("xyz_m",),
         "hands are of a size that no hand has",
-        f"Expected metres: {HAND_BONE_M[0]:g} to {HAND_BONE_M[1]:g} m from middle_mcp to middle_pip. Mend the unit.",
+        f"Expected metres: {_HAND_BONE_M[0]:g} to {_HAND_BONE_M[1]:g} m from middle_mcp to middle_pip. Mend the unit.",
     ),
     Rule(
         boxes_without_numbers,

@@ -30,16 +30,16 @@ TIPS = [HAND.keypoints.index(f"{finger}_tip") for finger in FINGERS]
 """Rows in `HAND.keypoints` of a line's first points: the fingertips from thumb to little finger. Then come the object's
 corners."""
 
-COLOUR_K = np.array([[587.45209, 0, 325], [0, 600.67456, 249], [0, 0, 1]])
-"""Camera matrix of the colour camera, in pixels of its 640 x 480 frames."""
+# Camera matrix of the colour camera, in pixels of its 640 x 480 frames.
+_COLOUR_K = np.array([[587.45209, 0, 325], [0, 600.67456, 249], [0, 0, 1]])
 
-DEPTH_TO_COLOUR_MM = np.array(
+# Maps the depth camera's frame, which the annotations use, to the colour camera's.
+_DEPTH_TO_COLOUR_MM = np.array(
     [[0.9999, 0.0034, 0.0161, 19.0473], [-0.0033, 1.0, -0.0079, -1.8514], [-0.0162, 0.0079, 0.9998, -4.7501]]
 )
-"""Maps the depth camera's frame, which the annotations use, to the colour camera's."""
 
-LEAST_BOX_M = 0.12
-"""Smallest side of a box, in metres at the depth of the fingertips: a box around few fingertips would miss the hand."""
+# Smallest side of a box, in metres at the depth of the fingertips: a box around few fingertips would miss the hand.
+_LEAST_BOX_M = 0.12
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def load_dexter_object(config: DataConfig) -> Index:
     `data/SEQUENCE/annotations/SEQUENCE3D.txt`. A line is `x, y, z; x, y, z; ...` in millimetres.
 
     Only visible fingertips are annotated. All other keypoints are NaN in `keypoints_px` and `xyz_m`. The box is the
-    square around the fingertips, or of side `LEAST_BOX_M` at their depth if that is larger. All samples are left hands
+    square around the fingertips, or of side 0.12 m at their depth if that is larger. All samples are left hands
     and mirrored. Frames without an annotated fingertip are left out and counted in one warning. A file of boxes calls
     an image "data/Grasp1/color/NAME.png", and may have all frames.
 
@@ -80,16 +80,16 @@ def load_dexter_object(config: DataConfig) -> Index:
         frames.sort(key=lambda name: (len(name), name))  # image_10 after image_9
         paths += [f"data/{sequence}/color/{frame}" for frame in frames]
     tips_mm = np.concatenate(tips) * [-1, -1, 1]  # (N, 5, 3), x right, y down, z forward
-    tips_m = (tips_mm @ DEPTH_TO_COLOUR_MM[:, :3].T + DEPTH_TO_COLOUR_MM[:, 3]) / 1000
+    tips_m = (tips_mm @ _DEPTH_TO_COLOUR_MM[:, :3].T + _DEPTH_TO_COLOUR_MM[:, 3]) / 1000
     kept = np.flatnonzero(np.isfinite(tips_m[..., 2]).any(axis=1))
     if len(kept) < len(paths) or len(present) < len(SEQUENCES):
         used = f"{len(kept)} of {len(paths)} frames are used, of {len(present)} of {len(SEQUENCES)} sequences"
         log.warning("%s: %s; the other frames have no annotated fingertip", data, used)
     xyz_m = np.full((len(kept), len(HAND), 3), np.nan)
     xyz_m[:, TIPS] = tips_m[kept]
-    keypoints_px = project_px(COLOUR_K, xyz_m)
+    keypoints_px = project_px(_COLOUR_K, xyz_m)
     box_px = squares_around(np.fmin.reduce(keypoints_px, axis=1), np.fmax.reduce(keypoints_px, axis=1))
-    box_px[:, 2] = np.maximum(box_px[:, 2], LEAST_BOX_M * COLOUR_K[0, 0] / np.nanmean(xyz_m[..., 2], axis=1))
+    box_px[:, 2] = np.maximum(box_px[:, 2], _LEAST_BOX_M * _COLOUR_K[0, 0] / np.nanmean(xyz_m[..., 2], axis=1))
     index = Index(
         name="dexter_object",
         root=root,
@@ -97,7 +97,7 @@ def load_dexter_object(config: DataConfig) -> Index:
         box_px=box_px,
         keypoints_px=keypoints_px.astype(np.float32),
         mirror=np.ones(len(kept), bool),
-        targets={"K": np.tile(COLOUR_K.astype(np.float32), (len(kept), 1, 1)), "xyz_m": xyz_m.astype(np.float32)},
+        targets={"K": np.tile(_COLOUR_K.astype(np.float32), (len(kept), 1, 1)), "xyz_m": xyz_m.astype(np.float32)},
         label_file=f"{data}/*/annotations",
         one_size=True,
     )

@@ -160,8 +160,7 @@ def test_keypoints_land_where_the_picture_shows_them(renderer: RendererName, swe
     boxes = np.column_stack([rng.uniform(100, 124, (count, 2)), rng.uniform(120, 200, count)]).astype(np.float32)
     centers_px = rng.uniform(80, 144, (count, 3, 2))
     images = [dots_image(centers, size_px, sigma_px) for centers in centers_px]
-    mirror = np.full(count, mirrored)
-    (view,) = make_views(renderer, images, boxes, [draws], geometry, NO_COLOUR, mirror=mirror)
+    (view,) = make_views(renderer, images, boxes, [draws], geometry, NO_COLOUR, mirror=np.full(count, mirrored))
 
     errors_px = []
     axis = np.arange(geometry.side_px) + 0.5

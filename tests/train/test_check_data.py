@@ -77,18 +77,19 @@ def test_wrong_labels_are_on_the_list_and_are_left_out_with_it(images: Path, tmp
 def test_the_exit_code_says_whether_all_some_or_no_images_can_be_used(
     bad: int, code: int, last: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first image shows two hands; the first `bad` images are empty files."""
+    """Each image shows three hands, up and left, of which a line says so; the first `bad` images are empty files."""
     root, boxes = tmp_path / "images", tmp_path / "boxes.csv"
     root.mkdir()
     good = jpeg(smooth_image(np.random.default_rng(0), 40, 48, 3))
     for row in range(3):
         (root / f"{row}.jpg").write_bytes(b"" if row < bad else good)
-    hands = (f"{row}.jpg,0,0,{edge},{edge},right" for row, edge in ((0, 20), (0, 30), (1, 20), (2, 20)))
+    hands = (f"{row}.jpg,0,0,{edge},{edge},right" for row in range(3) for edge in (10, 12, 14))
     boxes.write_text("\n".join(["file,x0,y0,x1,y1,hand", *hands]))
     words = [f"data.root={root}", "data.source=folder", f"data.box={boxes}"]
     assert run_cli("check-data", *as_options(words), str(tmp_path / "b.jsonl")) == code
     told = capsys.readouterr()
     assert f"{bad} of 3 images cannot be used" in told.out
+    assert ("9 of 9 boxes are in a set that is in the upper left" in told.err) == (bad == 0)
     assert last in (told.err if code == 2 else told.out).splitlines()[-1]
 
 

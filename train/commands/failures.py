@@ -13,6 +13,12 @@ from peclr_dali.errors import UserError
 from peclr_dali.train.commands.options import CALL, say
 from peclr_dali.train.distributed.interrupt import Interrupted
 
+# What errors of the system are of that name no file.
+_WITHOUT_NAME: dict[int | None, str] = {
+    errno.ENOENT: "the working folder",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO), "the output"),
+}
+
 
 def fail(line: str, exit_code: int = 2) -> NoReturn:
     """Print a message as one line, with the rank in front if there are several, and exit with a code."""
@@ -46,7 +52,7 @@ def failures() -> Iterator[None]:
         )
         fail(f"error: {error}. In the checkout, {remedy}")
     except OSError as error:
-        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        if error.filename is None and error.errno not in _WITHOUT_NAME:
             raise
-        place = os.fsdecode(error.filename or "the output")
+        place = os.fsdecode(error.filename or _WITHOUT_NAME[error.errno])
         fail(f"error: {place}: {error.strerror}. Check the path, its permissions and the disk")

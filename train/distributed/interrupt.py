@@ -56,6 +56,9 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal_number and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            signal.signal(
+                number, signal.SIG_DFL
+            )  # whatever is waited for, such as a server; files on the disk are whole
+            signal.raise_signal(number)
         self.signal_number = number
         self.agreed = self.agreed or self._alone

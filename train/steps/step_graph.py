@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from peclr_dali.errors import UserError
+from peclr_dali.errors import UserError, in_one_line
 from peclr_dali.pipelines.batch import Batch, View
 from peclr_dali.train.distributed.world import World
 from peclr_dali.train.steps.exact import ExactStep, StepResult
@@ -125,9 +125,8 @@ class StepGraph:
             first: BaseException = error
             while first.__context__ is not None:  # torch ends the recording with an error that hides the cause
                 first = first.__context__
-            reason = " ".join(str(first).split())[:200]
             raise UserError(
-                f"the step cannot be recorded as a CUDA graph ({reason}): set train.cuda_graph = false"
+                f"the step cannot be recorded as a CUDA graph ({in_one_line(first)}): set train.cuda_graph = false"
             ) from error
         finally:
             step.world, step.own_work.is_off = world, False

@@ -82,7 +82,10 @@ def pack(
         )
     unfinished = out.with_name(f"{out.name}.unfinished")
     for path in unfinished.glob("*"):
-        if not re.fullmatch(rf"shard-\d+\.tar|index\.npz(\..*\.part)?|{_LOCK}", path.name):
+        if not (
+            re.fullmatch(rf"shard-\d+\.tar|index\.npz(\..*\.part)?|{_LOCK}", path.name)
+            and (unfinished / _LOCK).exists()
+        ):
             raise UserError(f"{path}: 'pack' would replace this folder, which it did not write. Name another OUT")
     try:
         unfinished.mkdir(parents=True, exist_ok=True)

@@ -147,8 +147,10 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
                 start = opened.seek(at)
                 tar = tarfile.TarFile(fileobj=opened)
                 for member in tar:
-                    name, link = member.name.removeprefix("./"), member.linkname.removeprefix("./")
+                    # A file may be spelled in several ways, and is unpacked to one place.
+                    name, link = (os.path.normpath(path).lstrip("/") for path in (member.name, member.linkname))
                     odd["symbolic links"] += member.issym() and _is_image(name)
+                    odd["hidden images"] += name.lower().endswith(IMAGE_ENDINGS) and not _is_image(name)
                     odd["images of other formats"] += name.lower().endswith(NOT_READ)
                     odd["archives within it"] += name.lower().endswith(ARCHIVES)
                     if member.islnk() and link in members:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from peclr_dali.errors import UserError, in_one_line
+from peclr_dali.errors import MachineError, UserError, in_one_line
 from peclr_dali.pipelines.files.image_file import MAX_FILE_BYTES
 from peclr_dali.pipelines.samples.index import Bytes, Store
 from peclr_dali.pipelines.sources.shards.tar_index import TarIndex
@@ -19,6 +19,8 @@ MOST_IN_A_ROW = 64  # images that fail one after the other before the server is 
 
 PATIENCE_S = 10.0
 """After it, a line says that a server has not answered."""
+
+_TOO_LARGE = OSError(f"only images of up to {MAX_FILE_BYTES >> 20} MiB are read")
 
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ class LocalTars(Store):
 
     def _read(self, tar: str, offset: int, size: int) -> Bytes:
         if size > MAX_FILE_BYTES:
-            return _too_large()
+            return _TOO_LARGE
         try:
             descriptor = os.open(f"{self._root}/{tar}", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -62,10 +64,11 @@ class RemoteTars(Store):
         """See `Store`.
 
         Raises:
-            UserError: all attempts failed, and no image was ever read, or none of many in a row.
+            UserError: all attempts failed, and no image was ever read.
+            MachineError: the same, of many images in a row, when others were read before.
         """
         places = dict(zip(rows, _places(self._index, rows), strict=True))
-        read: dict[int, Bytes] = {row: _too_large() for row, (*_, size) in places.items() if size > MAX_FILE_BYTES}
+        read: dict[int, Bytes] = {row: _TOO_LARGE for row, (*_, size) in places.items() if size > MAX_FILE_BYTES}
         left = [row for row in rows if row not in read]
         errors: list[OSError] = []
         for wait_s in _WAITS_S:
@@ -85,7 +88,7 @@ class RemoteTars(Store):
             left = [row for row in left if isinstance(read[row], OSError)]
         self._failed_in_a_row = self._failed_in_a_row + len(left) if len(left) == len(places) else 0
         if errors and (not self._has_read or self._failed_in_a_row >= MOST_IN_A_ROW):
-            raise UserError(
+            raise (MachineError if self._has_read else UserError)(  # a retry may help if it has worked
                 f"{self._folder.address}: no image could be read ({errors[0]}). Check the server and the network"
             )
         return [read[row] for row in rows]
@@ -94,10 +97,6 @@ class RemoteTars(Store):
 def _places(index: TarIndex, rows: Sequence[int]) -> list[tuple[str, int, int]]:
     """Tar file, offset and size of some images."""
     return [(str(index.tars[index.tar[row]]), int(index.offset[row]), int(index.size[row])) for row in rows]
-
-
-def _too_large() -> OSError:
-    return OSError(f"only images of up to {MAX_FILE_BYTES >> 20} MiB are read")
 
 
 def _whole(data: Any, size: int) -> Bytes:

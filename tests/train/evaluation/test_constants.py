@@ -27,8 +27,7 @@ def test_the_mean_joints_are_where_the_hands_are_on_the_average() -> None:
     """A hand that is moved by 3 cm to one side and to the other is 3 cm from its mean everywhere."""
     hand = tiny_hands.random_hands_m(np.random.default_rng(0), 1)
     aside_m = np.array([0.03, 0, 0])
-    hands = np.concatenate([hand + aside_m, hand - aside_m])
-    errors = constant_pose_errors(hands)
+    errors = constant_pose_errors(np.concatenate([hand + aside_m, hand - aside_m]))
     assert errors["mean_joints"]["epe_cm"] == pytest.approx(3)
     assert errors["mean_joints"]["auc"] == pytest.approx(0.4, abs=0.01)  # right above 3 of 5 cm
     assert errors["rigid_pose"]["pa_epe_cm"] < 1e-6

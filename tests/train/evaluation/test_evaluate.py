@@ -420,8 +420,7 @@ def test_a_view_of_two_passes_shows_the_picture_where_its_matrix_says(
     joints = torch.full((2, 21, 3), 1.0).double()
     joints[:, :, :2] = torch.linspace(-0.07, 0.07, 21).double()[:, None]
     network.know(joints.repeat(2, 1, 1), torch.zeros(4, 21, 3).double())
-    mirror = np.array([False, True])
-    index = Index("squares", tmp_path, ["square.png"] * 2, np.zeros((2, 3), np.float32), mirror=mirror)
+    index = Index("squares", tmp_path, ["square.png"] * 2, np.zeros((2, 3), np.float32), mirror=np.arange(2) == 1)
     cameras = np.tile(np.array([[80, 0, 52], [0, 80, 47], [0, 0, 1]], np.float32), (2, 1, 1))
     poses = estimate_in_two_passes(network, index, cameras, config, World(), keep_images=2)
     origin_px = 0.0 if first_keypoint == "palm" else 0.5

@@ -114,8 +114,7 @@ def test_a_network_that_predicts_the_palm_gives_the_wrist(tmp_path: Path) -> Non
 def test_a_turned_photo_is_predicted_as_it_is_displayed(run: Path, tmp_path: Path) -> None:
     """Orientation 6 turns a 80 x 120 picture by 90 degrees: keypoints and camera are those of 120 x 80."""
     save_turned(tmp_path / "turned.jpg")
-    upright = np.rot90(drawn_hand(80, 120), k=-1)
-    Pillow.fromarray(np.ascontiguousarray(upright)).save(tmp_path / "upright.jpg")
+    Pillow.fromarray(np.ascontiguousarray(np.rot90(drawn_hand(80, 120), k=-1))).save(tmp_path / "upright.jpg")
     words = [str(tmp_path / name) for name in ("turned.jpg", "upright.jpg")]
     turned, plain = predict(run, words, tmp_path / "out").predictions
     assert turned.intrinsics.tolist() == [[120, 0, 60], [0, 120, 40], [0, 0, 1]]
