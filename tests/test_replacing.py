@@ -36,8 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_hands(root / "hands", 12)
     untrained_run(root / "run", f"data.root={root / 'hands'}", "data.split=train")
     torch.save({"state_dict": published_pose()}, root / "published.pth")
-    picture = str(root / "images" / "00.jpg")
-    assert run_cli("predict", str(root / "run"), picture, "--out", str(root / "predicted")) == 0
+    assert run_cli("predict", str(root / "run"), f"{root}/images/00.jpg", "--out", str(root / "predicted")) == 0
     return root
 
 

@@ -56,9 +56,8 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal_number and number == signal.SIGINT:
-            signal.signal(
-                number, signal.SIG_DFL
-            )  # whatever is waited for, such as a server; files on the disk are whole
+            # Whatever the run waits for, such as a server. Files on the disk are whole at any time.
+            signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.signal_number = number
         self.agreed = self.agreed or self._alone

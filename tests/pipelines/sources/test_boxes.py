@@ -236,6 +236,7 @@ PLAIN = "file,x0,y0,x1,y1\n"
         ),
         ("b.json", json.dumps(COCO).replace('"id": 2', '"id": 1'), "several categories have the same id"),
         ("b.json", json.dumps(COCO).replace('"hand"', '"cup"'), "a category is 'cup', others say hand, left or right"),
+        ("b.json", json.dumps(COCO).replace("[5, 5, 10, 10]", "[1e308, 5, 1e308, 1]"), "annotation 1: .* is not a box"),
         ("b.json", json.dumps(COCO).replace('"bbox": [5, 5, 10, 10]', '"a": 1'), "annotation 1: None is not a box"),
         (
             "b.json",
@@ -256,10 +257,11 @@ def test_wrong_boxes_end_in_one_line(root: Path, name: str, text: str | bytes | 
     assert_refused(DataConfig("folder", str(root), box=str(boxes)), message, boxes)
 
 
-def test_right_boxes_may_end_outside_of_their_images(root: Path) -> None:
-    """Where corners are impossible, since the second one would be above the first."""
-    (root / "b.json").write_text(json.dumps(CORNERS).replace("[50, 10, 60, 30]", "[50, 40, 40, 15]"))
-    assert load_index(DataConfig("folder", str(root), box=str(root / "b.json"), split="all")).box_px[1, 0] == 70
+@pytest.mark.parametrize(("box", "x_px"), [("[50, 40, 40, 15]", 70), ("[1, 1, 80, 60]", 41)])
+def test_right_boxes_may_end_outside_of_their_images(root: Path, box: str, x_px: float) -> None:
+    """Where corners are impossible, since the second one would be above the first; or of the image, counted from 1."""
+    (root / "b.json").write_text(json.dumps(CORNERS).replace("[50, 10, 60, 30]", box))
+    assert load_index(DataConfig("folder", str(root), box=str(root / "b.json"), split="all")).box_px[1, 0] == x_px
 
 
 def test_boxes_of_absent_images_are_counted(root: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -75,6 +75,7 @@ def test_parts_and_splits_are_those_of_the_setup(root: Path) -> None:
         ({"setup": "s0"}, "-", "subject-01: 2 sequences; expected 100, since data.setup = 's0'"),
         ({"root": "nowhere"}, "-", "no sequence of train or val of data.setup = 's1'; expected some as in"),
         ({}, "20*/*/meta.yml", r"meta.yml: cannot be read .*; expected num_frames, and"),
+        ({}, "20*/*/meta.yml", "none of 0 images exists. Unpack"),
         ({}, "20*/*/*/labels_000001.npz", r"npz: cannot be read .*; expected the arrays joint_3d"),
         ({}, "calibration/*/*.yml", r"480\.yml: cannot be read .*; expected the numbers fx"),
         ({"part": "evaluation", "split": "val"}, "-", "test frames are not split"),
@@ -83,5 +84,5 @@ def test_parts_and_splits_are_those_of_the_setup(root: Path) -> None:
 )
 def test_what_does_not_fit_ends_in_one_line(root: Path, keys: Any, damaged: str, message: str) -> None:
     for file in root.glob(damaged):
-        file.write_text("a: ]")
+        file.write_text("{num_frames: 0, mano_sides: [left]}" if "none of 0" in message else "a: ]")
     assert_refused(DataConfig(**{"source": "dexycb", "root": str(root), "setup": "s1", **keys}), message)

@@ -55,7 +55,6 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(share_of_runs: float) 
     rng, hits = np.random.default_rng(1), 0
     for _ in range(trials := 100):
         runs = rng.normal(size=2) * share_of_runs
-        hands = rng.normal(size=20) * (20 * (1 - share_of_runs**2) / 2) ** 0.5
-        interval = over_runs(runs.tolist(), [0, 1], hands)
+        interval = over_runs(runs.tolist(), [0, 1], rng.normal(size=20) * (20 * (1 - share_of_runs**2) / 2) ** 0.5)
         hits += interval.low <= 0 <= interval.high
     assert 0.88 * trials <= hits <= 0.99 * trials

@@ -77,8 +77,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(micro_batch: int) -> None:
     network = Linear()
     batch, wanted = batch_of(12)
     weights = PoseLossConfig(keypoints=0.5, depth=2, root_depth=3)
-    step = PoseStep(network, network, True, weights, batch=12, micro_batch=micro_batch)
-    result = step(batch, wanted)
+    result = PoseStep(network, network, True, weights, batch=12, micro_batch=micro_batch)(batch, wanted)
 
     predicted = network(batch.views[0].image, wanted.intrinsics)
     loss = (
