@@ -25,6 +25,7 @@ from tests.command_line import run_cli
             ModuleNotFoundError("No module named 'timm'", name="timm"), 2,
             "error: No module named 'timm'. In the checkout, \"pip install '.[all]' torch==X\"",
         ),
+        (FileNotFoundError(errno.ENOENT, "gone"), 2, "error: the working folder: gone. Check"),
         (MachineError("the folder is\ngone"), 1, "error: the folder is gone\n"),
         (Interrupted(signal.SIGTERM, 7, Path("run")), 143, "stopped by SIGTERM after step 7, saved in run; continue"),
         (KeyboardInterrupt(), 130, "aborted\n"),
