@@ -26,9 +26,9 @@ def printable(text: str) -> str:
     """The text as one line, with unprintable characters such as ESC and newlines escaped.
 
     File names may contain any character except "/" and NUL. What an address may hold of secrets is left out: a
-    password before "@", a signature after "?".
+    password before "@", a signature after "?", ";" or "#".
     """
-    text = re.sub(r"(://[^\s?'\"]*\?)[^\s'\")]+", r"\1***", re.sub(r"://([^\s/]*:\S*|[^\s/]*)@", "://***@", text))
+    text = re.sub(r"(://[^\s?;#'\"]*[?;#])[^\s'\")]+", r"\1***", re.sub(r":/+([^\s/]*:\S*|[^\s/]*)@", "://***@", text))
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -102,8 +102,12 @@ def test_names_of_files_are_escaped_on_the_terminal(
 @pytest.mark.usefixtures("logging_set_back")
 def test_names_of_files_are_escaped_in_the_log_and_secrets_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging()
-    logging.getLogger("train").warning("%s: no JPEG", "a\nerror: lost\x1b[31m at http://me:a@b/@c.org/d?sig=e 'f?g'")
-    assert capsys.readouterr().err == "a\\nerror: lost\\x1b[31m at http://***@c.org/d?*** 'f?g': no JPEG\n"
+    logging.getLogger("train").warning(
+        "%s: no JPEG", "a\nerror: lost\x1b[31m at http://me:a@b/@c.org/d?sig=e 'f?g' s3:/me:h@i;j=k"
+    )
+    assert capsys.readouterr().err == (
+        "a\\nerror: lost\\x1b[31m at http://***@c.org/d?*** 'f?g' s3://***@i;*** no JPEG\n"
+    )
 
 
 def test_a_full_disk_behind_stdout_is_one_line() -> None:

@@ -50,7 +50,7 @@ def load_folder(config: DataConfig) -> Index:
     """
     root = Path(config.root)
     images, others = files_under(root, IMAGE_ENDINGS)
-    unusable = {kind: count for kind, count in others.items() if kind in (*NOT_READ, *ARCHIVES, BROKEN_LINK)}
+    unusable = {kind: count for kind, count in others.items() if kind in (*NOT_READ, *ARCHIVES, BROKEN_LINK, NO_FILE)}
     links = f", mend or remove broken links ('find {root} -xtype l' lists them)" if BROKEN_LINK in others else ""
     remedy = f"convert other images to JPEG or PNG, unpack archives{links}"
     if not images:
