@@ -113,8 +113,7 @@ def health(embeddings: Tensor) -> Health:
     require_floats("embeddings", embeddings, (2, "N", "D"))
     samples = embeddings.shape[1]
     with torch.autocast(embeddings.device.type, enabled=False):
-        exact = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
-        unit = F.normalize(exact, dim=2)
+        unit = F.normalize(embeddings if embeddings.dtype == torch.float64 else embeddings.float(), dim=2)
         alignment = (unit[0] - unit[1]).square().sum(dim=1).mean()
 
         tolerance = 32 * torch.finfo(unit.dtype).eps  # equal cosines differ by rounding, at most by about 8 eps

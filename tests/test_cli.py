@@ -18,7 +18,7 @@ import pytest
 
 from peclr_dali import __main__ as program
 from peclr_dali.cli import main
-from peclr_dali.train.runs.log import configure_logging
+from peclr_dali.train.runs import log
 from tests.command_line import refusal, run_cli
 
 ROOT = Path(__file__).parents[1]
@@ -101,7 +101,7 @@ def test_names_of_files_are_escaped_on_the_terminal(
 
 @pytest.mark.usefixtures("logging_set_back")
 def test_names_of_files_are_escaped_in_the_log_and_secrets_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging()
+    log.configure_logging()
     logging.getLogger("train").warning(
         "%s: no JPEG", "a\nerror: lost\x1b[31m at http://me:a@b/@c.org/d?sig=e 'f?g' s3:/me:h@i;j=k"
     )
@@ -183,6 +183,15 @@ def test_what_torch_logs_when_its_import_is_interrupted_is_not_printed() -> None
         "logging.getLogger('torch._subclasses.fake_tensor').info('FakeTensor cache stats')"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True).stderr == b""
+
+
+def test_a_file_has_a_line_of_progress_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log, "_QUIET_S", 0)
+    with log.progress_bar("packing") as progress:
+        progress(1, 3)
+        assert "1/3 ETA" in capsys.readouterr().err
 
 
 NAMELESS = ["unshare", "--map-user=12345"]

@@ -199,8 +199,8 @@ class PoseValidator:
         figures, poses = validate(network, index, labels, config, world)
         self.set_train_mode()
         row = {"step": step, **figures, **self._constants}
-        better = not self.best or best_of([self.best, row]) is row
-        if better and self._state.weights_are_finite():  # the loss is checked at log steps only
+        # The loss is checked at log steps only.
+        if (not self.best or best_of([self.best, row]) is row) and self._state.weights_are_finite():
             self.best = row
             with on_all_ranks(world):
                 if world.is_main:

@@ -173,6 +173,5 @@ def draw_loss(folder: RunFolder) -> None:
 
 def _bytes_of_batches(config: Config, world: World) -> int:
     """The most that a rank's batches take: those made ahead, one in the making, one in use, and a recorded one."""
-    share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
-    held = config.pipelines.ahead + 2 + is_recorded(config, world)
-    return held * len(share) * VIEWS * 3 * config.geometry.side_px**2
+    images = len(micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size))
+    return (config.pipelines.ahead + 2 + is_recorded(config, world)) * images * VIEWS * 3 * config.geometry.side_px**2

@@ -106,8 +106,7 @@ def build_hand(
                 end -= frame[:, 1] * (end_m - 0.0015) + frame[:, 2] * 0.0008
             blend = 0.012 if digit == 0 else 0.008
             # Shafts are slimmer than joints; the joint of the next segment restores the knuckle.
-            slim = 1.0 if segment == 0 else 0.985
-            put(part, start, end, float(radii[segment]) * slim, end_m * 0.97, blend)
+            put(part, start, end, float(radii[segment]) * (1.0 if segment == 0 else 0.985), end_m * 0.97, blend)
             axes[part] = frame
 
     parts[:, 0:3] = parts[:, 0:3] @ rotation.T + translation_m

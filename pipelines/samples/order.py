@@ -172,8 +172,9 @@ class _Laps:
         return samples
 
     def _shuffled(self, lap: int) -> IntArray:
-        bits = philox(self._seed, Stream.ORDER, epoch=lap, view=self._source)
-        return np.random.Generator(bits).permutation(self._count)
+        return np.random.Generator(philox(self._seed, Stream.ORDER, epoch=lap, view=self._source)).permutation(
+            self._count
+        )
 
     def _made(self, lap: int) -> IntArray:
         order = self._shuffled(lap)

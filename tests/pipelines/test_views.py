@@ -167,8 +167,7 @@ def test_keypoints_land_where_the_picture_shows_them(renderer: RendererName, swe
     for row in range(count):
         matrix = view.source_to_view_px[row].double().numpy()
         carried = centers_px[row] @ matrix[:, :2].T + matrix[:, 2]  # (3, 2)
-        orientation = -1 if mirrored else 1
-        reach = 4.5 * sigma_px * math.sqrt(orientation * np.linalg.det(matrix[:, :2])) + 3
+        reach = 4.5 * sigma_px * math.sqrt((-1 if mirrored else 1) * np.linalg.det(matrix[:, :2])) + 3
         for channel, expected in enumerate(carried):
             if np.any(expected < reach) or np.any(expected > geometry.side_px - reach):
                 continue  # the dot is cut off

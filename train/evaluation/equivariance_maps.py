@@ -39,8 +39,8 @@ def equivariance_maps(run: PoseRun, config: FinetuneConfig, index: Index, labels
         shown = shifted(index, x_px, y_px)
         moved = estimate_poses(network, shown, labels.intrinsics, config, world, rotation_deg=rotation_deg)
         distance_px = np.linalg.norm(moved.keypoints_px - still.keypoints_px, axis=2).mean(axis=1) * view_px_per_px
-        same = moved.samples == still.samples  # a bad file may have had two substitutes
-        return float(distance_px[same].mean()) * SIDE_PX / config.geometry.side_px
+        # A bad file may have had two substitutes.
+        return float(distance_px[moved.samples == still.samples].mean()) * SIDE_PX / config.geometry.side_px
 
     maps = {
         "rotation_deg": ANGLES_DEG,

@@ -2,11 +2,12 @@
 
 import logging
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -21,6 +22,8 @@ class _Terminal(Console):
 
 console = _Terminal(stderr=True, soft_wrap=True)
 
+_QUIET_S = 60.0  # the most seconds without a line of progress in a file, such as a job's log
+
 
 class OneLine(logging.Formatter):
     """A log formatter that escapes control characters and newlines."""
@@ -30,7 +33,7 @@ class OneLine(logging.Formatter):
         return printable(super().formatMessage(record))
 
 
-def print_line(text: str) -> None:
+def print_line(text: RenderableType) -> None:
     """Print a line about a run, which goes on if it cannot be printed: a full disk, or no reader, behind stderr."""
     with suppress(OSError):
         console.print(text, highlight=False)
@@ -59,18 +62,22 @@ def configure_logging() -> None:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress line with an ETA. Yields a function to call with (done, total).
+    """A progress line with an ETA, on a terminal; elsewhere one a minute. Yields a function to call with (done, total).
 
     The line appears with the first call, so that an early error is printed without it.
     """
     progress = Progress(
         TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console
     )
-    task = progress.add_task(title, total=None)
+    task, told_s = progress.add_task(title, total=None), time.monotonic()
 
     def advance(done: int, total: int) -> None:
+        nonlocal told_s
         progress.start()
         progress.update(task, completed=done, total=total)
+        if not console.is_terminal and time.monotonic() > told_s + _QUIET_S:
+            told_s = time.monotonic()
+            print_line(progress.get_renderable())
 
     try:
         yield advance

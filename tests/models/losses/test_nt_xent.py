@@ -162,10 +162,10 @@ def test_a_global_batch_of_131072_embeddings(record: Record) -> None:
 
 def peak_bytes(**sizes: int) -> int:
     """By how much the loss and its gradient raise the memory of a process that holds the embeddings."""
-    program = PEAK_BYTES.format(**sizes)
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=900
-    )
+        [sys.executable, "-c", PEAK_BYTES.format(**sizes)], cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 

@@ -96,8 +96,7 @@ def test_ranks_leave_at_once_when_one_has_no_room(action: str, code: int, images
     """The others would wait for ten minutes. Outside of `on_all_ranks` they see that the connection is closed."""
     settings = tiny_run.settings(images, tmp_path / "run", "train.micro_batch=4", "run.rank_timeout_s=600")
     log = tmp_path / "log"
-    where = f"peclr_dali.train.{action}"
-    processes = ranks.start_ranks(3, pretrain_where_rank_1_has_no_room, where, settings, log=log)
+    processes = ranks.start_ranks(3, pretrain_where_rank_1_has_no_room, f"peclr_dali.train.{action}", settings, log=log)
     try:
         for process, expected in zip(processes, (code, 2, code), strict=True):
             process.join(200)

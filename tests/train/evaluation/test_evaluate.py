@@ -376,8 +376,7 @@ def test_two_passes_crop_as_the_authors_code_does(first_keypoint: Literal["wrist
         inside = keypoints_px[row] @ first[:2, :2].T + first[:2, 2]
         x1, y1, x2, y2 = (int(edge) for edge in (*inside.min(axis=0), *inside.max(axis=0)))
         corners = np.linalg.inv(first)[:2] @ np.array([[x1, x2], [y1, y2], [1, 1]])
-        length = (corners[:, 1] - corners[:, 0]).max()
-        scale = 0.7 * side_px / length
+        scale = 0.7 * side_px / (corners[:, 1] - corners[:, 0]).max()
         expected = np.zeros((2, 3))
         expected[:, :2] = scale * np.eye(2)
         expected[:, 2] = side_px / 2 - scale * corners.mean(axis=1)

@@ -296,8 +296,9 @@ def test_a_run_alone_and_a_run_that_was_never_measured(folder: Path) -> None:
 def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> None:
     """Nor mathematics in a legend."""
     shutil.copytree(folder / "tuned", tmp_path / "_a$x^$<b>&c")
-    runs = [tmp_path / "_a$x^$<b>&c", folder / "scratch"]
-    write_report(runs, tmp_path / "page.html", title="<script>alert(1)</script>")
+    write_report(
+        [tmp_path / "_a$x^$<b>&c", folder / "scratch"], tmp_path / "page.html", title="<script>alert(1)</script>"
+    )
     page = Page((tmp_path / "page.html").read_text())
     assert "script" not in {tag for tag, _ in page.elements}
     assert page.words["h1"] == ["<script>alert(1)</script>"]
