@@ -47,6 +47,10 @@ HAND: Final = Skeleton(
 scale."""
 
 HandOrder = Literal["freihand", "mano", "peclr"]
+# The hand's keypoints in the orders of other projects.
+#
+# "mano" is the order of MANO's 16 joints followed by the five fingertip vertices, thumb to little; HO-3D has the same
+# order. "peclr" is the order of the authors' models ("ait" in PeCLR's code): all mcp, then all pip, dip and tip.
 _HAND_ORDERS: Final[dict[HandOrder, tuple[str, ...]]] = {
     "freihand": HAND.keypoints,
     "mano": (
@@ -56,11 +60,6 @@ _HAND_ORDERS: Final[dict[HandOrder, tuple[str, ...]]] = {
     ),
     "peclr": ("wrist", *(f"{finger}_{joint}" for joint in _JOINTS for finger in FINGERS)),
 }
-"""The hand's keypoints in the orders of other projects.
-
-"mano" is the order of MANO's 16 joints followed by the five fingertip vertices, thumb to little; HO-3D has the same
-order. "peclr" is the order of the authors' models ("ait" in PeCLR's code): all mcp, then all pip, dip and tip.
-"""
 
 
 def hand_rows(source: HandOrder, target: HandOrder) -> list[int]:

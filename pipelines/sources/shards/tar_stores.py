@@ -20,8 +20,6 @@ MOST_IN_A_ROW = 64  # images that fail one after the other before the server is 
 PATIENCE_S = 10.0
 """After it, a line says that a server has not answered."""
 
-_TOO_LARGE = OSError(f"only images of up to {MAX_FILE_BYTES >> 20} MiB are read")
-
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -39,7 +37,7 @@ class LocalTars(Store):
 
     def _read(self, tar: str, offset: int, size: int) -> Bytes:
         if size > MAX_FILE_BYTES:
-            return _TOO_LARGE
+            return _too_large()
         try:
             descriptor = os.open(f"{self._root}/{tar}", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -68,7 +66,7 @@ class RemoteTars(Store):
             MachineError: the same, of many images in a row, when others were read before.
         """
         places = dict(zip(rows, _places(self._index, rows), strict=True))
-        read: dict[int, Bytes] = {row: _TOO_LARGE for row, (*_, size) in places.items() if size > MAX_FILE_BYTES}
+        read: dict[int, Bytes] = {row: _too_large() for row, (*_, size) in places.items() if size > MAX_FILE_BYTES}
         left = [row for row in rows if row not in read]
         errors: list[OSError] = []
         for wait_s in _WAITS_S:
@@ -99,6 +97,10 @@ def _places(index: TarIndex, rows: Sequence[int]) -> list[tuple[str, int, int]]:
     return [(str(index.tars[index.tar[row]]), int(index.offset[row]), int(index.size[row])) for row in rows]
 
 
+def _too_large() -> OSError:
+    return OSError(f"only images of up to {MAX_FILE_BYTES >> 20} MiB are read")
+
+
 def _whole(data: Any, size: int) -> Bytes:
     if isinstance(data, BaseException):
         return OSError(f"{type(data).__name__}: {in_one_line(data, 200)}")
@@ -124,8 +126,8 @@ class Folder:
 
     def require_ranges(self, name: str) -> None:
         """Raise a `UserError` if the server answers a request for a range of a file with all of it."""
-        path = f"{self._path}/{name}"
-        if len(self._try(f"{self.address}/{name}", lambda: self._system.cat_file(path, start=0, end=1))) != 1:
+        place = f"{self.address}/{name}"
+        if len(self._try(place, lambda: self._system.cat_file(f"{self._path}/{name}", start=0, end=1))) != 1:
             raise UserError(
                 f"{self.address}: the server gives whole files, not ranges of them. Copy the folder to a disk, or use "
                 "a server that answers requests for ranges"
