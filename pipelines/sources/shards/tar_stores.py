@@ -126,8 +126,8 @@ class Folder:
 
     def require_ranges(self, name: str) -> None:
         """Raise a `UserError` if the server answers a request for a range of a file with all of it."""
-        place = f"{self.address}/{name}"
-        if len(self._try(place, lambda: self._system.cat_file(f"{self._path}/{name}", start=0, end=1))) != 1:
+        path = f"{self._path}/{name}"
+        if len(self._try(f"{self.address}/{name}", lambda: self._system.cat_file(path, start=0, end=1))) != 1:
             raise UserError(
                 f"{self.address}: the server gives whole files, not ranges of them. Copy the folder to a disk, or use "
                 "a server that answers requests for ranges"
