@@ -147,7 +147,7 @@ def checked_files(index: Index, side_px: int) -> Files:
         UserError: a file cannot be used.
     """
     paths = [str(index.path(sample)) for sample in range(len(index))]
-    height_px, width_px = image_sizes_px(index.read, range(len(index))).T
+    height_px, width_px = image_sizes_px(data for row in range(len(index)) for data in index.read_many([row])).T
     if (bad := np.flatnonzero(height_px == 0)).size:
         raise UserError(
             f"{paths[bad[0]]}: cannot be used. List such files with 'python cli.py check-data' and leave them out with "

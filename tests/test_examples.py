@@ -55,8 +55,7 @@ def test_an_example_is_short_and_says_its_command(file: Path) -> None:
 
 def test_simhand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_hands.write_hands(tmp_path, 24)
-    arguments = f"--root {tmp_path} --batch 32 --micro-batch 8 --epochs 5"
-    printed = run("examples.simhand", arguments, monkeypatch, capsys)
+    printed = run("examples.simhand", f"--root {tmp_path} --batch 32 --micro-batch 8 --epochs 5", monkeypatch, capsys)
     (distance,) = numbers(r"nearest: ([\d.]+)", printed)
     assert 0 < distance < 0.5
     losses = numbers(r"loss ([\d.]+)", printed)

@@ -6,8 +6,8 @@ error or decodes it. PNGs and WebPs are passed on without their metadata.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numba
 import numpy as np
@@ -26,8 +26,6 @@ from peclr_dali.pipelines.files.image_file import (
     upright_size_px,
 )
 from peclr_dali.pipelines.files.png_webp import PNG_START, check_png, check_webp
-
-T = TypeVar("T")
 
 # Offset, bytes there, and what such a file is.
 _OTHER_KINDS = (
@@ -92,24 +90,25 @@ def check_image(data: bytes | PixelArray) -> ImageFile:
     raise BadImage(f"bytes of an unknown kind, which begin with {data[:12]!r}")
 
 
-def image_headers(read: Callable[[T], bytes], images: Iterable[T]) -> IntArray:
+def image_headers(files: Iterable[bytes | OSError]) -> IntArray:
     """Heights and widths of images as stored, and their EXIF orientations (N, 3); 0, 0, 1 for what is no image.
 
-    `read` gives the bytes of an image, as `Index.read` of a row does and `read_file` of a path.
+    Args:
+        files: bytes, or why they cannot be read, as `Index.read_many` gives them.
     """
     headers = []
-    for image in images:
+    for data in files:
         try:
-            file = check_image(read(image))
+            file = check_image(b"" if isinstance(data, OSError) else data)
             headers.append((*file.size_px, file.orientation))
-        except (OSError, BadImage):
+        except BadImage:
             headers.append((0, 0, 1))
     return np.array(headers, np.int64).reshape(-1, 3)
 
 
-def image_sizes_px(read: Callable[[T], bytes], images: Iterable[T]) -> IntArray:
+def image_sizes_px(files: Iterable[bytes | OSError]) -> IntArray:
     """Heights and widths (N, 2) of images as displayed, with EXIF's orientation; see `image_headers`."""
-    headers = image_headers(read, images)
+    headers = image_headers(files)
     return upright_size_px(headers[:, :2], headers[:, 2])
 
 

@@ -97,7 +97,7 @@ def choose_settings(
         UserError: the configuration asks for a GPU, and `device` is none.
     """
     decoder, views, why = _where_pixels_are_made(config, device)
-    sizes_px = image_headers(index.read, spread(len(index), 32))[:, :2]  # as stored
+    sizes_px = image_headers(index.read_many(spread(len(index), 32)))[:, :2]  # as stored
     pixels = int(sizes_px.prod(axis=1).max(initial=0))
     share = max(1, available_cores() // processes_here)
     # Of the largest sampled images, in steps of 64 pixels: the decoder reserves as much for each image.

@@ -208,7 +208,7 @@ class Index:
 
     def read_many(self, samples: Sequence[int]) -> Iterator[Bytes]:
         """Read the bytes of some samples: from a store in one call, else file by file. A `UserError` as in `read`."""
-        read: Iterable[Bytes] = (_read_or_error(f"{self.root}/{self.paths[sample]}") for sample in samples)
+        read: Iterable[Bytes] = (read_or_error(f"{self.root}/{self.paths[sample]}") for sample in samples)
         if self.store is not None:
             read = self.store.read(samples)
         for sample, data in zip(samples, read, strict=True):
@@ -236,7 +236,8 @@ def squares_around(low_px: DoubleArray, high_px: DoubleArray) -> FloatArray:
     return np.concatenate([(low_px + high_px) / 2, side_px], axis=1).astype(np.float32)
 
 
-def _read_or_error(path: str) -> Bytes:
+def read_or_error(path: str) -> Bytes:
+    """The bytes of a file, or why it cannot be read; see `read_file`."""
     try:
         return read_file(path)
     except OSError as error:

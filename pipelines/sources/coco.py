@@ -97,6 +97,11 @@ def load_coco(config: DataConfig) -> Index:
     sized = np.flatnonzero((high > low).any(axis=1))
     path_of = {name: _stored_name(root, name) for name in dict.fromkeys(names)}
     paths = [path_of[name] for name in names]
+    if not any((root / path).exists() for path in paths):
+        raise UserError(
+            f"{file}: there is no image {paths[0][:80]!r} in {root}, nor another; expected names relative to it. Set "
+            "data.root and data.annotations, or mend the names."
+        )
     index = Index(
         name="coco",
         root=root,
@@ -223,7 +228,7 @@ def refuse_corners(file: Path, edges_px: DoubleArray, index: Index) -> None:
         index: of N hands, with the sizes that their labels are made for.
     """
     rows = spread(len(index), 0 if file.suffix.lower() == ".csv" else 32)
-    size_px, low, high = image_sizes_px(index.read, rows)[:, ::-1], edges_px[rows, :2], edges_px[rows, 2:]
+    size_px, low, high = image_sizes_px(index.read_many(rows))[:, ::-1], edges_px[rows, :2], edges_px[rows, 2:]
     other = np.abs(index.tables["labelled_size_px"][rows] - size_px) > 0  # another fault
     known = ((size_px > 0) & np.isfinite(low) & ~other).all(axis=1)
     outside = (high > size_px + 1).any(axis=1)  # of a whole image that is counted from 1, by one

@@ -12,7 +12,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.pipelines.arrays import DoubleArray
 from peclr_dali.pipelines.config import DataConfig, box_file
 from peclr_dali.pipelines.files.check import image_sizes_px
-from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, project_px, read_file, squares_around
+from peclr_dali.pipelines.samples.index import WHOLE_IMAGE, Index, project_px, read_or_error, squares_around
 from peclr_dali.pipelines.samples.subsets import refuse_key, rows_of_split
 from peclr_dali.pipelines.sources.boxes import with_one_box_each
 from peclr_dali.pipelines.sources.label_files.dataset_file import dataset_file, read_json_array
@@ -73,7 +73,7 @@ def load_freihand(config: DataConfig) -> Index:
     box_px = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
     if box == "center":
         first = root / _name(part, 0)
-        height, width = image_sizes_px(read_file, [str(first)])[0].tolist()
+        height, width = image_sizes_px([read_or_error(str(first))])[0].tolist()
         if not height:
             raise UserError(
                 f"{first}: not a readable image; box 'center' takes the size of all images from it. Replace it."

@@ -18,7 +18,7 @@ from peclr_dali.parsing import as_numbers, file_name
 from peclr_dali.pipelines.arrays import DoubleArray, IntArray
 from peclr_dali.pipelines.config import DataConfig
 from peclr_dali.pipelines.files.check import image_sizes_px
-from peclr_dali.pipelines.samples.index import Index, read_file, squares_around
+from peclr_dali.pipelines.samples.index import Index, read_or_error, squares_around
 from peclr_dali.pipelines.samples.subsets import refuse_key
 from peclr_dali.pipelines.sources.folder import ENDINGS, stored_images
 from peclr_dali.pipelines.sources.label_files.dataset_file import Entries, Tables, dataset_file, remembered
@@ -180,7 +180,7 @@ def _scales(root: Path, names: Sequence[str], stored: Sequence[str | None], size
             continue
         video = (path.rpartition("/")[0], *size_px[row].tolist())
         if video not in of_video:
-            stored_px = image_sizes_px(read_file, [str(root / path)])[0]
+            stored_px = image_sizes_px([read_or_error(str(root / path))])[0]
             if not stored_px.all():  # the loader reports it later
                 continue
             scale = stored_px[::-1] / size_px[row]

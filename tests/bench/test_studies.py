@@ -155,8 +155,11 @@ def test_rows_are_recorded_once_and_the_tables_are_made_of_them(configs: Configs
 def test_under_torchrun_it_only_pre_trains(configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "described_ranks", lambda: Ranks(world_size=2))
     scale = Scale(tmp_path / "small", ("encoder.weights=random",), (), (f"data.root={tmp_path}",))
-    made = run(two_arms, scale, configs, seeds=[0])
-    assert [row["kind"] for row in made.rows] == ["constant", "constant", "pretrain"]
+    assert [row["kind"] for row in run(two_arms, scale, configs, seeds=[0]).rows] == [
+        "constant",
+        "constant",
+        "pretrain",
+    ]
 
 
 TINY = (

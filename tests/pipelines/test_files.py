@@ -145,6 +145,6 @@ def test_sizes_are_those_of_the_headers(tmp_path: Path) -> None:
     exif[274] = 6
     Image.new("RGB", (64, 48)).save(tmp_path / "c.jpg", exif=exif)
     index = Index("images", tmp_path, ["a.jpg", "b.jpg", "c.jpg", "missing.jpg"], np.zeros((4, 3), np.float32))
-    assert image_sizes_px(index.read, range(4)).tolist() == [[512, 513], [0, 0], [64, 48], [0, 0]]
-    assert image_headers(index.read, range(4)).tolist() == [[512, 513, 1], [0, 0, 1], [48, 64, 6], [0, 0, 1]]
+    assert image_sizes_px(index.read_many(range(4))).tolist() == [[512, 513], [0, 0], [64, 48], [0, 0]]
+    assert image_headers(index.read_many(range(4))).tolist() == [[512, 513, 1], [0, 0, 1], [48, 64, 6], [0, 0, 1]]
     assert [spread(0, 3), spread(2, 3), spread(9, 3)] == [[], [0, 1], [0, 4, 8]]

@@ -146,16 +146,23 @@ def test_right_labels_are_no_news(index: Index, caplog: pytest.LogCaptureFixture
     [
         ("20 of 20 lengths of the .* those of the 3D joints", {"scale_m": lambda s: s * 1.1, "xyz_m": lambda m: m}),
         (
-            "20 of 20 hands .* one of the joints at the same place",
+            "20 of 20 hands .* one of the joints, .* at the same place",
             {
                 "xyz_m": lambda xyz_m: xyz_m - xyz_m[:, :1] + [0, 0, 0.7],
                 "keypoints_px": lambda points_px: points_px * np.nan,
             },
         ),
         (
-            "20 of 20 hands .* one of the joints at the same place",
+            "20 of 20 hands .* one of the joints, .* at the same place",
             {
                 "xyz_m": lambda xyz_m: xyz_m - xyz_m[:, [0, 5, 9, 13, 17]].mean(axis=1, keepdims=True) + [0, 0, 0.7],
+                "keypoints_px": lambda points_px: points_px * np.nan,
+            },
+        ),
+        (
+            "20 of 20 hands .* one of the joints, .* at the same place",
+            {
+                "xyz_m": lambda xyz_m: xyz_m - xyz_m.mean(axis=1, keepdims=True) + [0, 0, 0.7],
                 "keypoints_px": lambda points_px: points_px * np.nan,
             },
         ),

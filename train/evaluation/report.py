@@ -54,7 +54,7 @@ def results(evaluation: Evaluation, constants: Mapping[str, Mapping[str, float]]
         "checkpoint": str(evaluation.run.path),
         "checkpoints": [str(one.run.path) for one in each],
         "step": evaluation.run.step,
-        "data": f"{evaluation.index.name}: {evaluation.index.root}",
+        "data": printable(f"{evaluation.index.name}: {evaluation.index.root}"),
         "sources": [dataclasses.asdict(source) for source in evaluation.config.data],
         "crop": crop,
         "alignment": "proper rotations" if evaluation.proper_rotation else "reflections allowed, as FreiHAND's script",

@@ -226,7 +226,8 @@ def estimate_in_two_passes(
     """
     config = dataclasses.replace(config, geometry=dataclasses.replace(config.geometry, fill=0, antialias=False))
     origin_px = 0.0 if config.pose.first_keypoint == "palm" else 0.5
-    sizes_px = image_sizes_px(index.read, range(len(index)))[:, ::-1]  # width, height; 0 for what cannot be read
+    # Width and height; 0 for what cannot be read. One image at a time: all of a store would take much memory.
+    sizes_px = image_sizes_px(data for row in range(len(index)) for data in index.read_many([row]))[:, ::-1]
     middle = boxes_in_views(
         sizes_px / 2, 0.33 * sizes_px.max(axis=1), index.mirrored, config.geometry.side_px, origin_px
     )

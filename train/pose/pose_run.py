@@ -116,8 +116,8 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | 
         )
     network = PoseNetwork(make_encoder(name, side_px), pose)
     network.encoder.load_weights(saved["network"], encoder.weights, name)
-    its_head = {**saved["config"].get("pose", {}), "weights": "auto"}
-    if its_head != dataclasses.asdict(pose):  # of pre-training, another head, or pose.weights = "random"
+    # Of pre-training, with another head, or pose.weights = "random".
+    if {**saved["config"].get("pose", {}), "weights": "auto"} != dataclasses.asdict(pose):
         return Start(network, encoder.weights)
     load_strictly(network, saved["network"], origin=encoder.weights, model="its configuration")
     return Start(network, encoder.weights, keeps_head=True, depth=saved.get("depth", True))

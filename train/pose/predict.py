@@ -79,7 +79,7 @@ def predict(
     world = single_process()
     loaded = load_pose_run(run, world.device)
     _, first, picture_of = np.unique(hands.paths, return_index=True, return_inverse=True)
-    sizes_px = image_sizes_px(hands.read, first.tolist())[picture_of]  # as displayed; 0 for no usable picture
+    sizes_px = image_sizes_px(hands.read_many(first.tolist()))[picture_of]  # as displayed; 0 for no usable picture
     cameras = cameras_of(sizes_px.max(axis=1), sizes_px[:, ::-1] / 2)  # a field of view of 53 degrees
     rows, unreadable = np.flatnonzero(sizes_px[:, 0] > 0), np.flatnonzero(sizes_px[:, 0] == 0).tolist()
     if intrinsics is not None:

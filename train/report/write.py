@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from peclr_dali.errors import UserError
+from peclr_dali.errors import UserError, printable
 from peclr_dali.skeleton import FINGERS, HAND
 from peclr_dali.train.report import contents
 from peclr_dali.train.report.charts import charts
@@ -40,7 +40,10 @@ def write_report(runs: Sequence[Path], out: Path, *, predictions: Path | None = 
         measured=measured,
         table=contents.table(measured) if measured else [],
         sections=[*charts(read, measured), *galleries(read, measured, predictions)],
-        runs=[(run, _summary(run)) for run in read],
+        runs=[
+            (run, _summary(run), "\n".join(map(printable, run.folder.config_file.read_text().splitlines())))
+            for run in read
+        ],
         fingers=[(name, f"rgb{colour}") for name, (_, colour) in zip(FINGERS, HAND.limbs, strict=True)],
     )
     write_text(out, page)
@@ -55,8 +58,8 @@ def _title(runs: Sequence[Run]) -> str:
     """Says what was run, such as "Pre-training of resnet50 on freihand, 600 steps"."""
     words = []
     for run in runs:
-        config, names = run.config, " and ".join(Path(source.root).name or source.root for source in run.config.data)
-        words.append(f"{run.kind} of {config.encoder.name} on {names}, {run.rows[-1]['step']} steps")
+        names = " and ".join(Path(printable(source.root)).name or source.root for source in run.config.data)
+        words.append(f"{run.kind} of {run.config.encoder.name} on {names}, {run.rows[-1]['step']} steps")
     text = "; ".join(dict.fromkeys(words))
     return text[:1].upper() + text[1:]
 

@@ -155,9 +155,14 @@ def scan_tar(file: Path) -> list[tuple[bytes, int, int]]:
                     odd["archives within it"] += name.lower().endswith(ARCHIVES)
                     if member.islnk() and link in members:
                         members[name] = members[link]
-                    elif member.size < 0 or ((member.islnk() or member.issparse()) and _is_image(member.name)):
+                    elif (
+                        member.size < 0
+                        or member.type == b"M"
+                        or ((member.islnk() or member.issparse()) and _is_image(member.name))
+                    ):
                         raise tarfile.ReadError(
-                            f"{member.name} is a sparse file, a hard link to none before it, or of negative size,"
+                            f"{member.name} is a sparse file, a hard link to none before it, a part of a file, or of "
+                            "negative size,"
                         )
                     elif member.isfile() or member.type not in tarfile.SUPPORTED_TYPES:  # POSIX: then it is a file
                         members[name] = member.offset_data, member.size

@@ -123,6 +123,10 @@ def test_the_file_may_lie_elsewhere(root: Path) -> None:
     (root / "annotations.json").rename(moved)
     for name in (str(moved), "../elsewhere.json"):
         assert len(load_index(DataConfig(source="coco", root=str(root), annotations=name))) == HANDS
+    assert_refused(
+        DataConfig("coco", str(root.parent), annotations="elsewhere.json"),
+        "there is no image 'images/000.jpg' in .*, nor another; expected names relative to it",
+    )
 
 
 def test_names_are_those_of_anatomy_or_ours_and_of_any_form_of_unicode(root: Path) -> None:

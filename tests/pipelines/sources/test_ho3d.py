@@ -206,5 +206,5 @@ def test_a_set_without_a_hand_or_a_second_recording_is_refused(tmp_path: Path) -
         meta_file.write_bytes(python2_pickle({"objName": "x"}))
     assert_refused(
         DataConfig("ho3d", str(tmp_path)),
-        r"train/\*/meta: data.split = 'all' leave no image .* Mend the data, or use a larger set\.",
+        r"train/\*/meta: data.split = 'all' leave no image .* Mend the data\.",
     )

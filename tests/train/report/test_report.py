@@ -177,8 +177,7 @@ def test_predictions_alone_make_a_page(folder: Path, tmp_path: Path) -> None:
     for spread_px, side_px, prediction in zip((6, 7, 5), (100, 100, 50), results["predictions"], strict=True):
         prediction.update(spread_px=spread_px, image=f"{spread_px}.jpg", box_px=[0, 0, side_px, 100])
     (stopped / FILE).write_text(json.dumps(results))
-    captions = [picture.caption for picture in predictions(stopped).pictures]
-    assert captions == [
+    assert [picture.caption for picture in predictions(stopped).pictures] == [
         "5.jpg, spread 5.0 px",
         "7.jpg, spread 7.0 px",
         "6.jpg, spread 6.0 px",
@@ -296,12 +295,15 @@ def test_a_run_alone_and_a_run_that_was_never_measured(folder: Path) -> None:
 def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> None:
     """Nor mathematics in a legend."""
     shutil.copytree(folder / "tuned", tmp_path / "_a$x^$<b>&c")
+    text = re.sub('root = "/.*"', 'root = "http://me:secret@c.org/d"', (folder / "tuned" / "config.toml").read_text())
+    (tmp_path / "_a$x^$<b>&c" / "config.toml").write_text(text)
     write_report(
         [tmp_path / "_a$x^$<b>&c", folder / "scratch"], tmp_path / "page.html", title="<script>alert(1)</script>"
     )
     page = Page((tmp_path / "page.html").read_text())
     assert "script" not in {tag for tag, _ in page.elements}
     assert page.words["h1"] == ["<script>alert(1)</script>"]
+    assert re.search('root = "http://.{3}@c.org/d"', page.words["pre"][0])
 
 
 @pytest.mark.parametrize(
@@ -321,8 +323,7 @@ def test_a_cut_file_of_a_run_is_one_line(file: str, words: str, folder: Path, tm
 
 @pytest.mark.parametrize(("count", "columns"), [(7, 3), (2, 6), (1, 1)])
 def test_a_sheet_is_read_as_it_was_written(count: int, columns: int, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    pictures = [rng.integers(0, 255, (20, 30, 3), np.uint8) for _ in range(count)]
+    pictures = list(np.random.default_rng(0).integers(0, 255, (count, 20, 30, 3), np.uint8))
     save_sheet(tmp_path / "sheet.png", pictures, columns=columns)
     np.testing.assert_array_equal(np.stack(read_sheet(tmp_path / "sheet.png", height=20, width=30)), np.stack(pictures))
     with pytest.raises(UserError, match="holds no pictures of 31 x 20"):
