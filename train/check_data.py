@@ -70,7 +70,7 @@ def check_data(
 ) -> dict[str, str]:
     """Decode every image of an index, whole, with the decoder that a run uses, and judge its labels by all rules.
 
-    The list of the bad ones is written.
+    The list of the bad ones is written; what may be right, and is only doubted, is told.
 
     The decoder's process is forked from a fork server, so a script that calls this needs `if __name__ == "__main__"`.
 

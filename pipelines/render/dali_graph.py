@@ -23,8 +23,8 @@ Node = Any  # DALI's DataNode carries no types
 _TINY: Final = 1e-6
 
 # Size of the buffers that nvJPEG gets in advance: one on the GPU and two in pinned memory for each of DALI's threads.
-# Nearly an image of 600 x 600 pixels with halved chroma; for larger ones they grow. DALI's own 16 and 8 MiB would be 1
-# GiB of the GPU with 64 threads, and 1 GiB of pinned memory.
+# Nearly an image of 600 x 600 pixels with halved chroma; for larger ones they grow. DALI's own 16 and 8 MiB would be
+# 1 GiB of the GPU with 64 threads, and 1 GiB of pinned memory.
 _PADDING_BYTES: Final = 2**20
 
 

@@ -52,7 +52,7 @@ class Rule:
 
 
 def boxes_without_numbers(tables: Tables) -> Masks:
-    """Boxes with NaN, infinity, or without a side, but whole images. Up to 2**24 px float32 resolves one pixel."""
+    """Boxes with NaN, infinity, or no side; whole images (0, 0, 0) are none. Up to 2**24 float32 resolves a pixel."""
     x_px, y_px, side_px = np.ascontiguousarray(tables["box_px"].T)  # three times as fast, of millions
     sound = (np.abs(x_px) <= 2.0**24) & (np.abs(y_px) <= 2.0**24) & (side_px > 0) & (side_px <= 2.0**24)
     return (x_px != 0) | (y_px != 0) | (side_px != 0), ~sound
@@ -329,7 +329,8 @@ def keypoints_off_their_boxes(tables: Tables) -> Masks:
 def keypoints_of_other_boxes(tables: Tables) -> Masks:
     """All of 20 hands or more, if the keypoints of most are not in the middle of their boxes, or many outside of them.
 
-    Their middle is that of their range and their median. Where boxes are all the same, they are of another kind.
+    Their middle is that of their range and their median. Boxes that are all the same, as at the images' centre, are not
+    judged.
     """
     offset = (tables["keypoints_px"] - tables["box_px"][:, None, :2]) / tables["box_px"][:, None, 2:]  # in sides
     known = _most_are_known(offset)

@@ -79,7 +79,8 @@ def read_source(config: DataConfig) -> Index:
         without = "" if config.bad_list is None else f" and data.bad_list = {config.bad_list!r}"
         raise UserError(
             f"{index.label_file or config.root}: data.split = {config.split!r}{without} leave no image of a usable "
-            + ("hand. Mend the data." if config.split == "all" else 'hand. Of few groups a tenth is none: set "all".')
+            "hand. "
+            + ("Mend the data." if config.split == "all" else 'A tenth of few groups is none: set data.split = "all".')
         )
     return index if len(chosen) == len(index) else index.select(chosen)
 

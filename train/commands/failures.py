@@ -13,7 +13,7 @@ from peclr_dali.errors import UserError
 from peclr_dali.train.commands.options import CALL, say
 from peclr_dali.train.distributed.interrupt import Interrupted
 
-# What errors of the system are of that name no file.
+# What an error of the system is about if it names no file.
 _WITHOUT_NAME: dict[int | None, str] = {
     errno.ENOENT: "the working folder",
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO), "the output"),
